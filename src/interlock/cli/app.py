@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -11,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from interlock import __version__
+from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
 from interlock.errors import ConfigError, LockError
 
@@ -72,12 +75,24 @@ def interlock(
 
 def run() -> int:
     """Run the command that `sys.argv` names, and return its exit status."""
+    try:
+        status = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in `interlock ls | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    return status
+
+
+def _run() -> int:
     words, command = sys.argv[1:], None
     if words[:1] == ["__complete"]:  # a shell, whose user has pressed Tab
         from interlock.cli.completion.answer import complete  # noqa: PLC0415
 
         complete(typer.main.get_command(app), words[1:])
-    logging.basicConfig(format="interlock: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Escaped("interlock: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     if words[:1] == ["run"] and "--" in words:  # what stands behind it is not ours to read
         end = words.index("--")
         words, command = words[:end], words[end + 1 :]
@@ -100,5 +115,12 @@ def run() -> int:
 
 def _complain(message: str, status: int) -> int:
     """Print an error on one line, and return the exit status."""
-    print(f"interlock: {' '.join(message.split())}", file=sys.stderr)
+    print(f"interlock: {safe(' '.join(message.split()))}", file=sys.stderr)
     return status
+
+
+class _Escaped(logging.Formatter):
+    """Escapes what others wrote in a record: a line is one line, and moves no cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging calls it so)
+        return safe(super().formatMessage(record))

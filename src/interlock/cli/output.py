@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.text import Text
+
+from interlock.cli.escape import safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -21,30 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = ["console", "print_json", "print_rows", "print_table", "safe", "span", "styled"]
 
-# Categories of Unicode: control characters, formats such as a change of the direction, halves of surrogates, ends of
-# lines and paragraphs.
-_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-
-
-def safe(text: object) -> str:
-    """The text with every character escaped that could move a cursor, change a colour or hide another character."""
-    return "".join(
-        character.encode("unicode_escape").decode() if unicodedata.category(character) in _UNSAFE else character
-        for character in str(text)
-    )
-
 
 def styled(text: object, style: str = "") -> Text:
     """The text of somebody else, escaped, in a style of ours."""
     return Text(safe(text), style)
 
 
-def console(file: TextIO | None = None) -> Console:
-    """A console that colours on a terminal only, and never with NO_COLOR; long lines stay whole."""
+def console(file: TextIO | None = None, *, soft_wrap: bool = True) -> Console:
+    """A console that colours on a terminal or with FORCE_COLOR, and never with NO_COLOR. Long lines stay whole."""
     stream: Any = file or sys.stdout
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")  # a name may have characters that the terminal's encoding lacks
-    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # None: no bold and no dim either
+    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, color_system=colours)
 
 
 def print_rows(out: Console, rows: Iterable[tuple[str, Text | str]], indent: str = "  ") -> None:

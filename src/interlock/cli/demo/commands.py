@@ -48,10 +48,10 @@ _Url = Annotated[
 _Json = Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead of the table.")]
 
 
-def _epilog(recipes: Recipes[Any], correct: str) -> str:
+def _epilog(recipes: Recipes[Any], example: str, correct: str) -> str:
     recipe_lines = "\n".join(f"  {recipe.name:<13} {recipe.title}" for recipe in recipes.values())
     status = f"Exit status: 0 if {correct}, 1 if not, 64 for a bad option, 69 if no server answers."
-    return f"The recipes:\n\n\b\n{recipe_lines}\n\n{status}"
+    return f"The recipes:\n\n\b\n{recipe_lines}\n\n\b\n{example}\n\n{status}"
 
 
 def _faults_label(faults: Faults, seed: int) -> str:
@@ -164,8 +164,12 @@ def _reject_options_before(context: typer.Context) -> int:
     return 0
 
 
-_SALE_EPILOG = _epilog(LOCK_RECIPES, "interlock sold exactly all tickets")
-_SEMAPHORE_EPILOG = _epilog(SEMAPHORE_RECIPES, "interlock made all calls, never too many at once, and leaked no permit")
+_SALE_EPILOG = _epilog(LOCK_RECIPES, "interlock demo --only setnx,lua,interlock", "interlock sold exactly all tickets")
+_SEMAPHORE_EPILOG = _epilog(
+    SEMAPHORE_RECIPES,
+    "interlock demo semaphore --limit 3",
+    "interlock made all calls, never too many at once, and leaked no permit",
+)
 
 app = typer.Typer(subcommand_metavar="[COMMAND [OPTIONS]]", rich_markup_mode=None, add_completion=False)
 app.callback(invoke_without_command=True, epilog=_SALE_EPILOG)(sale)  # `interlock demo` alone is the sale

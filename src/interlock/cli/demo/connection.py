@@ -6,10 +6,6 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import redis
-
-from interlock._connect.address import Address
-from interlock._connect.target import address_of
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
@@ -27,6 +23,9 @@ class BareConnection:
 
     def __init__(self, url: str) -> None:
         """Connect. Raises ConfigError for a bad URL, Unavailable if no server answers."""
+        from interlock._connect.address import Address  # noqa: PLC0415  # imports redis-py, which --help does without
+        from interlock._connect.target import address_of  # noqa: PLC0415
+
         server_address = address_of(url, for_asyncio=False)
         if not isinstance(server_address, Address):
             raise ConfigError(
@@ -57,6 +56,8 @@ class BareConnection:
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Generator[None]:
+        import redis  # noqa: PLC0415
+
         try:
             yield
         except (redis.RedisError, OSError) as error:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import secrets
 import signal
+import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Table
@@ -20,6 +20,7 @@ from rich.text import Text
 from interlock import embedded
 from interlock.cli.demo.connection import BareConnection
 from interlock.cli.demo.processes import Processes
+from interlock.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -68,9 +69,9 @@ def run_scenarios(scenarios: Sequence[Scenario], title: str, *, processes: int, 
             rows.append(Row(recipe, result.numbers(), round(seconds, 2), result.explain(recipe)))
             status |= recipe.name == "interlock" and not result.is_correct
     if as_json:
-        print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
+        print_json([row.as_json() for row in rows])
     else:
-        Console().print(_table(scenarios[0], rows, title))
+        console(soft_wrap=False).print(_table(scenarios[0], rows, title))
     return int(status)
 
 
@@ -101,19 +102,19 @@ def _server(url: str | None) -> Generator[tuple[str, Execute, str]]:
 @contextlib.contextmanager
 def _progress_display(scenario: Scenario, rows: Sequence[Row]) -> Generator[Progress]:
     """A progress bar of the scenario that runs, above the rows so far; without a terminal it shows nothing."""
-    console = Console(stderr=True)
+    terminal = console(sys.stderr, soft_wrap=False)
     progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn(scenario.done_label),
-        console=console,
+        console=terminal,
         expand=True,
     )
-    if not console.is_terminal:
+    if not terminal.is_terminal:
         yield progress
         return
-    with Live(get_renderable=lambda: Group(progress, _table(scenario, rows)), console=console, transient=True):
+    with Live(get_renderable=lambda: Group(progress, _table(scenario, rows)), console=terminal, transient=True):
         yield progress
 
 

