@@ -16,6 +16,7 @@ from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
 from interlock._client import long_waits
+from interlock._protocol.timing import FOREVER
 from interlock.primitives.registry import INDEX, entries_key
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -34,6 +35,7 @@ def _soon(monkeypatch):
     from interlock._client import registry as client
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
 
 
 def waits_for(lockable, timeout=30):
@@ -265,3 +267,16 @@ async def test_a_long_wait_is_logged_with_growing_pauses(mode, caplog, monkeypat
 
 async def test_a_pattern_must_be_a_text(mode):
     assert "ls(): the pattern must be a str" in str(await outcome(mode.interlock().ls(42)))
+
+
+async def test_a_short_section_costs_no_message(mode, clean, monkeypatch):
+    from interlock._client import registry as client
+
+    monkeypatch.setattr(client, "REPORT_DELAY", 1.0)
+    locks = mode.interlock()
+    for _ in range(3):
+        assert await (await locks.lock("a").acquire()).release()
+    registry = mode.session(locks).registry
+    await until(lambda: registry.next_look == FOREVER)  # it has looked, or had no reason to
+    assert registry.reported_at == -FOREVER
+    assert not clean.exists(INDEX)

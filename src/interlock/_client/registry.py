@@ -4,10 +4,11 @@ Theory. The hot path knows nothing of the registry. The worker of ends wakes up 
 worker of waiters sends heartbeats while a caller waits: both call `look()`. The worker of the registry then compares
 what is held and awaited with its last report, and writes an entry if that has changed, or is old.
 
-Rules. (1) A session writes at most once in `REPORT_INTERVAL`, and a section that is shorter may never be written: the
-registry is for people who ask why something is stuck. (2) No decision reads an entry, and no error of the registry
-reaches a caller. (3) If the server refuses the entries, the session goes on without and tries again from time to time.
-(4) A session that has nothing left deletes its entry; that of a dead process ends with its TTL.
+Rules. (1) A session writes at most once in `REPORT_INTERVAL`, and looks `REPORT_DELAY` after it was called, so that a
+short section costs no message: the registry is for people who ask why something is stuck. (2) No decision reads an
+entry, and no error of the registry reaches a caller. (3) If the server refuses the entries, the session goes on without
+and tries again from time to time. (4) A session that has nothing left deletes its entry; that of a dead process ends
+with its TTL.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Message, Server
     from interlock.primitives.registry import Entry, Listed
 
+REPORT_DELAY: Final = 1.0  # seconds until the first look: a section that is over by then costs no message
 CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
 REFUSED_INTERVAL: Final = 60.0  # seconds after a refusal until the next try
 MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
@@ -91,7 +93,7 @@ class Registry:
     def look(self) -> None:
         """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
         if self.next_look == FOREVER and not self.ended:
-            self.next_look = max(self.runtime.now(), self.reported_at + REPORT_INTERVAL)
+            self.next_look = max(self.runtime.now() + REPORT_DELAY, self.reported_at + REPORT_INTERVAL)
             self.wake_at(self.next_look)
 
     def due(self) -> float:
