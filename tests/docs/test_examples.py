@@ -130,7 +130,9 @@ def options_in_pages():
     for page in PROSE:
         for line in page.read_text().splitlines():
             for found in re.finditer(
-                r"(scripts/\w+|\binterlock (?:completion|demo|doctor|run|show|server(?: \w+)?)\b)([^`#]*)", line
+                r"(scripts/\w+|\binterlock (?:audit|completion|demo|doctor|revoke|run|server(?: \w+)?|show|wait)\b)"
+                r"([^`#]*)",
+                line,
             ):
                 ours, _, _ = found[2].partition(" -- ")  # behind it stands a command of its own
                 named.setdefault(found[1], set()).update(re.findall(r"--[a-z-]+", ours))

@@ -11,13 +11,14 @@ import threading
 import time
 from pathlib import Path
 
+import pexpect
 import pytest
 import redis
 
 from harness.topology import Sentinels
 from interlock import Interlock, LeaseLost
 from interlock._client import core
-from interlock.cli import app
+from interlock.cli import app, revoke
 from interlock.compat.redis_py import Lock as RedisPyLock
 from interlock.embedded import Server
 
@@ -230,3 +231,279 @@ def test_show_in_a_process_of_its_own_colours_nothing_but_a_terminal(server, loc
         run = [INTERLOCK, "show", "ü"]
         ended = subprocess.run(run, env=environment, capture_output=True, check=True, encoding="utf-8", timeout=60)
     assert "process" in ended.stdout and "\x1b" not in ended.stdout
+
+
+# Where in the code, as the processes say themselves
+
+
+def test_show_says_where_in_its_code_the_holder_is_and_when_its_process_was_heard_of(locks, client, interlock, shown):
+    with locks.lock("a"):
+        until(lambda: shown("a")["holders"][0]["place"])
+        (holder,) = shown("a")["holders"]
+        assert "test_on_call.py:" in holder["place"] and holder["reported_ago"] < 20
+        assert f"at {holder['place']}" in interlock("show", "a")[1]
+        # The process falls silent: its entry is not written again, and says when it was.
+        process, session = holder["token"].rsplit("/", 2)[0], None
+        locks._session.registry.refused_until = float("inf")
+        key = next(key for key in client.keys("{interlock:processes}*") if key.endswith(process))
+        for session, entry in client.hgetall(key).items():
+            written, _, text = entry.partition(" ")
+            client.hset(key, session, f"{int(written) - 40_000} {text}")
+        _, written, _ = interlock("show", "a")
+    assert session is not None
+    assert "its process has not reported for 4" in written and "it may be dead; its lease ends in 2" in written
+
+
+# wait
+
+
+def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock):
+    assert interlock("wait", "a") == (0, "", "")  # nobody has ever held it
+    lease = locks.lock("a").acquire()
+    status, _, errors = interlock("wait", "a", "-w", "0.1")
+    assert status == 75 and "a is not free after 0.1 s: held by billing@" in errors
+    threading.Timer(0.3, lease.release).start()
+    status, written, errors = interlock("wait", "a", "--json")
+    assert status == 0 and not errors and json.loads(written)["free"] and json.loads(written)["waited"] >= 0.2
+    assert not locks.lock("a").inspect().held
+
+
+def test_wait_knows_when_each_kind_is_free(locks, interlock):
+    locks.latch("l", 2).count_down()
+    assert "1 of 2 have yet to count down" in interlock("wait", "l", "-w", "0")[2]
+    locks.latch("l", 2).count_down()
+    with locks.semaphore("s", 2).acquire():
+        assert interlock("wait", "s", "-w", "0")[0] == 0
+        with locks.semaphore("s", 2).acquire():
+            assert interlock("wait", "s", "-w", "0")[0] == 75
+    with locks.rwlock("w").read():
+        assert "reads" in interlock("wait", "w", "-w", "0")[2]
+    assert [interlock("wait", name, "-w", "0")[0] for name in "lsw"] == [0, 0, 0]
+    for words in (("a", "-w", "-1"), ("a", "-w", "x"), ("a\x07",)):
+        assert interlock("wait", *words)[0] == 64
+
+
+def test_wait_outlives_a_holder_that_was_killed(server, client, interlock):
+    code = "import time; from interlock import Interlock; Interlock().lock('a', ttl=1).acquire(); time.sleep(60)"
+    environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    until(lambda: client.exists("lock:a"))
+    process.kill()
+    process.wait()
+    assert interlock("wait", "a", "-w", "20")[0] == 0
+
+
+# revoke
+
+
+@pytest.fixture
+def holder(locks):
+    """Makes a thread that holds what it gets until it is revoked, and then as long as its event says."""
+    with contextlib.ExitStack() as ends:
+
+        def hold(lockable, go=None):
+            held = threading.Event()
+
+            def work():
+                with contextlib.suppress(LeaseLost), lockable.acquire() as lease:
+                    held.set()
+                    lease.ended.wait(30)  # revoked, or the Interlock is closed
+                    if go is not None:
+                        go.wait(30)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            ends.callback(thread.join)
+            assert held.wait(20)
+
+        yield hold
+        locks.close()
+
+
+def audited(interlock, *words):
+    return json.loads(interlock("audit", *words, "--json")[1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda locks: locks.lock("a"),
+        lambda locks: locks.election("a"),
+        lambda locks: locks.semaphore("a", 2),
+        lambda locks: locks.rwlock("a").write(),
+    ],
+    ids=["lock", "election", "semaphore", "rwlock"],
+)
+def test_revoke_asks_the_holder_and_waits_until_it_has_gone(locks, holder, interlock, make):
+    holder(make(locks))
+    status, written, errors = interlock("revoke", "a", "--reason", "it hangs")
+    assert (status, errors) == (0, "") and "gave it back after" in written and "Now it is free" in written
+    (entry,) = audited(interlock)
+    assert (entry["name"], entry["reason"], entry["forced"], entry["holding"]) == ("a", "it hangs", False, 1)
+    assert entry["result"].startswith("released after") and entry["by"].startswith("interlock-revoke-by-")
+
+
+def test_revoke_names_the_way_out_if_the_holder_stays_and_force_takes_it(locks, others, holder, interlock):
+    stays = threading.Event()
+    holder(locks.lock("a"), stays)
+    status, written, errors = interlock("revoke", "a", "--reason", "it hangs", "--grace", "0.3")
+    assert (status, written) == (75, "") and "still holds it" in errors and "use --force" in errors
+    assert "revoked: it hangs (by interlock-revoke-by-" in interlock("show", "a")[1]
+    with waiting(others.lock("a")):
+        status, written, _ = interlock("revoke", "a", "--reason", "now", "--force", "--grace", "0", "--json")
+    taken = json.loads(written)
+    assert (status, taken["result"], len(taken["holders"])) == (0, "taken", 1)
+    assert "its former holder may still be at work" in taken["text"]
+    stays.set()
+    forced, asked = audited(interlock, "a")[0], audited(interlock, "a")[-1]
+    assert (forced["forced"], forced["result"], asked["result"]) == (True, "revoked", "not released within 0.3 s")
+    text = interlock("audit", "a", "-n", "1")[1]
+    assert "by force: revoked" in text and "now" in text and taken["holders"][0] in text
+
+
+def test_revoke_of_one_holder_of_several_leaves_the_others(locks, others, holder, interlock):
+    holder(locks.semaphore("s", 2))
+    with others.semaphore("s", 2).acquire() as mine:
+        status, _, _ = interlock("revoke", "s", "--reason", "x", "--holder", "billing@")
+        assert status == 0
+        assert [each.token for each in others.semaphore("s", 2).inspect().holders] == [mine.token]
+        assert "nobody to revoke; held by" in interlock("revoke", "s", "--reason", "x", "--holder", "nobody")[2]
+
+
+def test_revoke_never_takes_it_from_somebody_who_came_later(locks, others, interlock, monkeypatch):
+    first = locks.lock("a").acquire()
+    real, later = revoke.Revoke._agreed, []
+
+    def agreed(self, *words):  # while the person thinks, the holder changes
+        first.release()
+        later.append(others.lock("a").acquire())
+        return real(self, *words)
+
+    monkeypatch.setattr(revoke.Revoke, "_agreed", agreed)
+    status, _, errors = interlock("revoke", "a", "--reason", "x", "--force", "--grace", "0")
+    assert status == 1 and "had gone before, so nobody was revoked. Now it is held by" in errors
+    later[0].ensure()
+    assert later[0].release()
+    assert [each["result"] for each in audited(interlock)] == ["nothing: its holder had gone"]
+
+
+def test_what_is_not_to_be_revoked_gets_a_line_and_loses_nothing(locks, client, interlock):
+    lease = locks.lock("held").acquire()
+    client.set("lock:theirs", "their value")
+    client.hset("lock:data", "a", "b")
+    for words, status, says in (
+        (("free", "--reason", "x"), 1, "nobody holds it"),
+        (("data", "--reason", "x"), 1, "other data, not interlock's"),
+        (("theirs", "--reason", "x"), 75, "can't be asked"),
+        (("held",), 64, "--reason"),
+        (("held", "--reason", " "), 64, "needs a reason"),
+        (("held", "--reason", "x", "--grace", "-1"), 64, "--grace"),
+        (("he\x1bld", "--reason", "x"), 64, "control character"),
+    ):
+        found, _, errors = interlock("revoke", *words)
+        assert (found, says in errors, "\x1b" in errors) == (status, True, False), errors
+    status, written, _ = interlock("revoke", "held", "--reason", "x", "--force", "--dry-run")
+    assert status == 0 and "held is held by" in written and "may still be at work" in written
+    lease.ensure()
+    assert lease.release() and client.get("lock:theirs") == "their value"
+    assert audited(interlock) == [] and "nobody has revoked anything" in interlock("audit")[1]
+    status, written, _ = interlock("revoke", "theirs", "--reason", "x", "--force")
+    assert status == 0 and "was taken from their value" in written and not client.exists("lock:theirs")
+
+
+def test_revoke_breaks_latches_and_barriers_and_ends_a_quarantine_by_force(locks, client, interlock):
+    locks.latch("l", 2).count_down()
+    assert interlock("revoke", "l", "--reason", "x")[0] == 0
+    assert locks.latch("l", 2).inspect().revoked
+    assert interlock("revoke", "l", "--reason", "x")[0] == 1
+    record = "1 lock 1700000000000000 another-server:its-history 60000 - - -"
+    client.set("{lock:q}{record}", record, px=60_000)
+    status, _, errors = interlock("revoke", "q", "--reason", "x")
+    assert status == 75 and "in quarantine for" in errors
+    assert "in quarantine for" in interlock("wait", "q", "-w", "0")[2]
+    status, written, _ = interlock("revoke", "q", "--reason", "all have been stopped", "--force")
+    assert status == 0 and "quarantine has been ended. Now it is free" in written
+    assert audited(interlock, "q")[0]["holders"] == ["!quarantine:"]
+
+
+def test_a_holder_that_was_killed_is_revoked_by_force(server, client, interlock):
+    code = "import time; from interlock import Interlock; Interlock().lock('a').acquire(); time.sleep(60)"
+    environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    until(lambda: client.exists("lock:a"))
+    process.kill()
+    process.wait()
+    status, written, _ = interlock("revoke", "a", "--reason", "it was killed", "--force", "--grace", "0.2")
+    assert status == 0 and f"process {process.pid}" in written and not client.exists("lock:a")
+
+
+def test_revoke_on_a_quorum_asks_and_takes(interlock):
+    with contextlib.ExitStack() as ends:
+        urls = [ends.enter_context(Server()).url for _ in range(3)]
+        made = ends.enter_context(Interlock.quorum(urls))
+        words = [word for url in urls for word in ("--url", url)]
+        lease = made.lock("a").acquire()
+        status, _, errors = interlock("revoke", "a", "--reason", "x", "--grace", "0", *words)
+        assert status == 75 and "still holds it" in errors
+        assert interlock("revoke", "a", "--reason", "y", "--force", "--grace", "0", *words)[0] == 0
+        assert not made.lock("a").inspect().held and not lease.release()
+        assert [each["reason"] for each in audited(interlock, "a", *words)] == ["y", "x"]
+        assert len(audited(interlock, "--url", urls[0])) == 2
+
+
+# A terminal
+
+
+@pytest.fixture
+def terminal(server):
+    """Runs `interlock WORDS...` on a terminal."""
+    made = []
+
+    def spawn(*words, **environment):
+        terminal_of = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, "TERM": "xterm", **environment}
+        made.append(
+            pexpect.spawn(
+                str(INTERLOCK), list(words), timeout=20, encoding="utf-8", dimensions=(24, 100), env=terminal_of
+            )
+        )
+        return made[-1]
+
+    yield spawn
+    for each in made:
+        each.close(force=True)
+
+
+def test_on_a_terminal_revoke_asks_first(locks, holder, terminal):
+    holder(locks.lock("a"))
+    shell = terminal("revoke", "a", "--reason", "it hangs")
+    shell.expect(r"a is held by\s+billing@.*Revoke it\? \[y/N\]: ")
+    shell.sendline("n")
+    shell.expect("nobody was revoked")
+    shell.expect(pexpect.EOF)
+    shell.close()
+    assert shell.exitstatus == 1 and locks.lock("a").inspect().held
+    shell = terminal("revoke", "a", "--reason", "it hangs")
+    shell.expect("Revoke it")
+    shell.sendintr()
+    shell.expect(pexpect.EOF)
+    shell.close()
+    assert shell.exitstatus == 130 and locks.lock("a").inspect().revoked is None
+    shell = terminal("revoke", "a", "--reason", "it hangs")
+    shell.expect("Revoke it")
+    shell.sendline("y")
+    shell.expect("gave it back after")
+    shell.expect(pexpect.EOF)
+    shell.close()
+    assert shell.exitstatus == 0
+
+
+def test_on_a_terminal_wait_shows_who_holds_it_and_show_has_colours_unless_no_color_is_set(locks, terminal):
+    lease = locks.lock("a").acquire()
+    shell = terminal("wait", "a")
+    shell.expect("waiting for .* s: held by billing@")
+    lease.release()
+    shell.expect(pexpect.EOF)
+    with locks.lock("a"):
+        coloured, plain = terminal("show", "a"), terminal("show", "a", NO_COLOR="1")
+        assert "\x1b[33mheld" in coloured.read()
+        assert "\x1b[3" not in plain.read()

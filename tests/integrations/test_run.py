@@ -168,6 +168,7 @@ def test_a_busy_lock_gives_the_status_of_e_after_the_wait_and_verbose_says_who_h
     code, _, errors = ended(run("-w", "0.3", "-E", "9", "--verbose", "a", "--", "true"))
     assert code == 9 and time.monotonic() - begin >= 0.3
     assert "held by interlock-run@" in errors
+    assert "see `interlock show a`" in errors and ".inspect()" not in errors
     waiter = run("--verbose", "a", "--", "echo", "mine")
     assert ended(held)[0] == 0
     code, written, errors = ended(waiter)

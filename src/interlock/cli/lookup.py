@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._client.kinds import inspect, kind_of
 from interlock._protocol.run import run
+from interlock._protocol.types import Disconnected, ServerError
+from interlock.errors import LockError
 from interlock.primitives import barrier, latch, lock, once, permits
 from interlock.primitives.kind import NEWER, OTHER, resource_of
 from interlock.primitives.permits import ALL_PERMITS
+from interlock.primitives.registry import process_of
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
     from interlock.primitives.kind import KindReply
     from interlock.primitives.lock import LockState
+    from interlock.primitives.registry import Party as Said
     from interlock.threads import Interlock
 
 __all__ = ["MOST", "Holder", "Party", "View", "Waiter", "look"]
@@ -77,6 +81,9 @@ class Waiter(Party):
 
     permits: int | None = None
     side: str | None = None
+
+
+PartyT = TypeVar("PartyT", Holder, Waiter)
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,33 @@ def look(locks: Interlock, name: str, most: int = FIRST) -> View:
     assert kind is not None
     resource = resource_of(kind, name, locks.prefix)
     reply = run(inspect(core, resource, str(min(most, MOST))))
-    return _VIEWS[resource.script.name](View(name, key, kind, "free"), resource, reply, found)
+    return _with_places(locks, _VIEWS[resource.script.name](View(name, key, kind, "free"), resource, reply, found))
+
+
+def _with_places(locks: Interlock, view: View) -> View:
+    """Add what the processes of the holders and waiters say themselves, if they say anything."""
+    processes = {process for party in (*view.holders, *view.waiters) if (process := process_of(party.token))}
+    registry = locks._session.registry
+    try:
+        entries = run(registry._read(sorted(processes), registry.runtime.now() + locks.try_for)) if processes else []
+    except (Disconnected, ServerError, LockError):  # the right to read it may be missing
+        return view
+    said = {party.token: party for entry in entries for part in entry for _, party in part}
+    holders = [_as_said(holder, said.get(holder.token)) for holder in view.holders]
+    waiters = [_as_said(waiter, said.get(waiter.token)) for waiter in view.waiters]
+    return replace(view, holders=holders, waiters=waiters)
+
+
+def _as_said(party: PartyT, said: Said | None) -> PartyT:
+    if said is None:
+        return party
+    return replace(
+        party,
+        since=said.seconds,
+        place=said.place or None,
+        trace_id=said.trace_id or None,
+        reported_ago=said.reported_ago,
+    )
 
 
 def _of_lock(view: View, resource: Resource, reply: Any, found: KindReply) -> View:

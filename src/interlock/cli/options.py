@@ -11,7 +11,9 @@ from interlock.threads import Interlock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AsJson", "Prefix", "Urls", "connect"]
+__all__ = ["AsJson", "Name", "Prefix", "Urls", "connect"]
+
+Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")]
 
 Urls: TypeAlias = Annotated[
     list[str] | None,
@@ -25,5 +27,5 @@ def connect(urls: Sequence[str] | None, prefix: str, label: str | None = None) -
     """Make the Interlock of these URLs; of none, that of $INTERLOCK_URL. Raises ConfigError."""
     urls = urls or ()
     if len(urls) > 1:
-        return Interlock.quorum(urls, prefix=prefix, label=label)
-    return Interlock(*urls, prefix=prefix, label=label)
+        return Interlock.quorum(urls, prefix=prefix, label=label, registry=False)
+    return Interlock(*urls, prefix=prefix, label=label, registry=False)

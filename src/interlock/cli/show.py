@@ -10,9 +10,10 @@ from rich.text import Text
 
 from interlock.cli.exit_status import NOTHING_THERE
 from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
-from interlock.cli.options import AsJson, Prefix, Urls, connect
+from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe, span
 from interlock.primitives.kind import NEWER, OTHER
+from interlock.primitives.registry import SILENT_AFTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["app", "describe", "describe_party", "nothing_known"]
 
 FIRST: Final = 10  # holders and waiters, for people; programs get a hundred
-SILENT: Final = 10.0  # seconds without a report after which a process may be dead; it reports every 2 s at the latest
 STYLES: Final = {"free": "green", "open": "green", "held": "yellow", "counting": "yellow", "waiting": "yellow"}
-ARTICLES: Final = {"election": "an", "once": "a run of", "other data": "", "another version": ""}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -42,7 +41,7 @@ changes nothing."""
 
 @app.command("show", epilog=EPILOG)
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")],
+    name: Name,
     *,
     every: Annotated[bool, typer.Option("--all", help=f"All holders and waiters; {MOST} of each at most.")] = False,
     url: Urls = None,
@@ -159,7 +158,7 @@ def describe_party(party: Party) -> list[str]:
         lines.append(f"at {party.place}")
     if party.trace_id:
         lines.append(f"trace {party.trace_id}")
-    if party.reported_ago is not None and party.reported_ago > SILENT:
+    if party.reported_ago is not None and party.reported_ago > SILENT_AFTER:
         lines.append(_silence(party))
     return lines
 

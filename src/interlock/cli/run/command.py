@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -145,12 +146,20 @@ def run(
             with Runner(argv, names, _grace(grace, at_most or ttl if once else ttl)) as runner:
                 status = _run_once(locks, choice, runner, tell) if once else _run(lockable, timeout, runner, ttl, tell)
         except AcquireTimeout as busy:
-            tell(str(busy))
+            tell(_in_words_of_a_shell(str(busy), names))
             return conflict
         except Interrupted as interrupted:
             return interrupted.status
     runner.die_as_the_command()
     return status
+
+
+def _in_words_of_a_shell(text: str, names: Sequence[str]) -> str:
+    """The text of an error, with commands as the way out instead of methods."""
+    name = shlex.quote(names[0]) if len(names) == 1 else "NAME"
+    shown = text.replace("see .inspect()", f"see `interlock show {name}`")
+    forced = f"`interlock revoke {name} --reason 'I know' --force`"
+    return shown.replace('.revoke("I know", force=True)', forced)
 
 
 def _argv(command: str | None, words: list[str] | None) -> list[str]:
