@@ -254,6 +254,29 @@ def test_show_says_where_in_its_code_the_holder_is_and_when_its_process_was_hear
     assert "its process has not reported for 4" in written and "it may be dead; its lease ends in 2" in written
 
 
+# ls
+
+
+def test_ls_lists_what_processes_hold_and_wait_for_by_pattern_and_prefix(server, locks, others, interlock):
+    assert interlock("ls") == (0, "no process says that it holds anything or waits\n", "")
+    with Interlock(server.url, prefix="app:") as app_locks, contextlib.ExitStack() as ends:
+        lease = locks.lock("stock:1").acquire()
+        ends.enter_context(app_locks.semaphore("jobs", 3).acquire())
+        ends.enter_context(locks.lock("[red]x\u202e").acquire())
+        ends.enter_context(waiting(others.lock("stock:1")))
+        ends.callback(lease.release)
+        until(lambda: len(listed := json.loads(interlock("ls", "--json")[1])) == 3 and listed[-1]["waiters"])
+        _, written, _ = interlock("ls")
+        only, mine, none = (interlock("ls", *words)[1] for words in (("stock:*",), ("--prefix", "app:"), ("nothing*",)))
+    head, *lines = written.splitlines()
+    assert head.split() == ["PREFIX", "NAME", "KIND", "HOLDER", "FOR", "WAITERS", "AT"] and len(lines) == 3
+    (stock,) = (line for line in lines if "stock:1" in line)
+    assert f"/{os.getpid()}/MainThread" in stock and "billing@" in stock and "test_on_call.py:" in stock
+    assert "[red]x\\u202e" in written and "\u202e" not in written
+    assert [len(text.splitlines()) for text in (only, mine, none)] == [2, 2, 1] and "PREFIX" not in only
+    assert "for such a name" in none
+
+
 # wait
 
 

@@ -21,6 +21,7 @@ __all__ = ["app", "run"]
 
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
+    "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
     "show": ("interlock.cli.show", "Say who holds a name, where and since when, and who waits for it."),
     "wait": ("interlock.cli.wait", "Wait until nobody holds a name, without acquiring it."),
     "revoke": ("interlock.cli.revoke", "Take a name away from whoever holds it: ask, or with --force take it."),
