@@ -30,6 +30,9 @@ class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the 
     """The token of the holder, by the last answer of the server; None if nobody is known, as in a quarantine."""
     place: str | None = None
     """File and line where the holder acquired it, if the holder's process has said so, and the call waited a second."""
+    deadlock: tuple[str, ...] = ()
+    """A line for each caller of the deadlock in which this call was, or behind which it waited: who it is, what it
+    holds and waits for, and where in its code. Empty if none is known; a call that waited a second asks."""
     waited: float = 0.0
     """Seconds that the call waited: its timeout, or 0 if it did not wait."""
     waiting: int | None = None

@@ -205,7 +205,7 @@ async def test_entries_that_this_version_can_not_read_hide_no_others(mode, clean
     lease = await locks.lock("a").acquire()
     await until(lambda: clean.exists(INDEX))
     now_ms = int(time.time() * 1000)
-    item = ["lock", "b", "lock:", "t", 1, "x.py:1", 0, "", ""]
+    item = ["lock", "b", "lock:", "t", 1, "x.py:1", 0, "", "", 1, 1, 0]
     good = json.dumps({"v": 1, "library": "9", "holds": [[*item, "of a later version"]], "waits": [], "more": 1})
     for process, entry in {
         "h/1": good,

@@ -102,6 +102,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import FrameType
 
+    from interlock._client.deadlock_search import DeadlockSearch
     from interlock._client.leaving import Leaving
     from interlock._client.registry import Registry
     from interlock._client.renewal import Renewal
@@ -145,6 +146,7 @@ class Core:
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
         self.registry: Registry | None = None  # knows where in its code a holder is
+        self.deadlocks: DeadlockSearch | None = None
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.closed = False
 
@@ -398,22 +400,29 @@ class Core:
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
         if isinstance(error, AcquireTimeout) and self.registry is not None:
-            await self._say_where(error, self.registry)
+            await self._say_where(attempt, error, self.registry)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
             await undone.wait(self.runtime.now() + UNDO_GRACE)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             raise self._busy_error(attempt, attempt.last_queued) from error
 
-    async def _say_where(self, error: AcquireTimeout, registry: Registry) -> None:
-        """Add to the error where its holder acquired the resource, if the caller has waited for a while."""
+    async def _say_where(self, attempt: Attempt, error: AcquireTimeout, registry: Registry) -> None:
+        """Add to the error where its holder acquired the resource, if the caller has waited for a while.
+
+        If the caller was part of a deadlock, or waited behind one, says that instead.
+        """
         advice = f". {WAIT_ADVICE}"
         if error.holder is None or error.waited < MIN_WAIT_TO_ASK or not str(error).endswith(advice):
             return
-        found = await registry.holding(error.holder, self.runtime.now() + UNDO_GRACE)
+        until, text = self.runtime.now() + UNDO_GRACE, str(error).removesuffix(advice)
+        found = await registry.holding(error.holder, until)
         if found is not None:
             error.place = found.place
-            error.args = (f"{str(error).removesuffix(advice)}. {found.sentence()}{advice}",)
+            error.args = (f"{text}. {found.sentence()}{advice}",)
+        if self.deadlocks is not None and (known := await self.deadlocks.say(attempt, error.holder, until)):
+            error.deadlock, sentence = known
+            error.args = (f"{text}. {sentence}",)
 
     def _busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
         """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""

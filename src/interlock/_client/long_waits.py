@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Attempt
     from interlock._protocol.types import Runtime
+    from interlock.primitives.messages import Queued
     from interlock.primitives.registry import Holding
 
 FIRST: Final = 30.0  # seconds of waiting after which the log says so for the first time
@@ -28,9 +29,16 @@ FIRST: Final = 30.0  # seconds of waiting after which the log says so for the fi
 class LongWaits:
     """The waits of one session of which the log has spoken, or soon will."""
 
-    def __init__(self, runtime: Runtime, holding: Callable[[str, float], Awaitable[Holding | None]]) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        holding: Callable[[str, float], Awaitable[Holding | None]],
+        blocking: Callable[[Attempt, float], Queued | None],
+    ) -> None:
         self.runtime = runtime
         self.holding = holding  # what is known of the holder with this token: see Registry
+        self.blocking = blocking  # see Cohorts
+        self.deadlock: Callable[[Attempt, str, float], Awaitable[tuple[tuple[str, ...], str] | None]] | None = None
         self.next_line: dict[str, float] = {}  # by the key of a resource: after how many seconds of waiting it is due
 
     async def look(self, waiting: Iterable[Attempt], interval: float) -> None:
@@ -58,19 +66,27 @@ class LongWaits:
         others = f", as {len(attempts) - 1} more callers of this process do" if len(attempts) > 1 else ""
         log.info(
             "%s: waiting for %.0f s at %s%s; %s",
-            oldest.resource, waited, line_of(oldest.place), others, await self._cause(attempts),
+            oldest.resource, waited, line_of(oldest.place), others, await self._cause(oldest, attempts),
             extra=lock_fields(oldest.resource, None, oldest.token),
         )  # fmt: skip
 
-    async def _cause(self, attempts: list[Attempt]) -> str:
+    async def _cause(self, oldest: Attempt, attempts: list[Attempt]) -> str:
         reply = next((attempt.last_queued for attempt in attempts if attempt.last_queued is not None), None)
+        if reply is None and oldest.options.joins:  # it waits for a caller of this process
+            reply = self.blocking(oldest, oldest.waits_since)
         if reply is not None and lost_identity(reply) is not None:
             return "it is in quarantine after a restart or failover of its server"
         holder = reply.holder.decode(errors="replace").removeprefix("!") if reply is not None else ""
         if not holder:
             return "other callers are before it in the queue"
-        found = await self.holding(holder, self.runtime.now() + UNDO_GRACE)
-        return f"held by {holder}" + (f", for {found.seconds:.0f} s, since {found.place}" if found else "")
+        until = self.runtime.now() + UNDO_GRACE
+        found = await self.holding(holder, until)
+        known = await self.deadlock(oldest, holder, until) if self.deadlock is not None else None
+        return (
+            f"held by {holder}"
+            + (f", for {found.seconds:.0f} s, since {found.place}" if found else "")
+            + (f". {known[1]}" if known else "")
+        )
 
 
 def _ask_again(attempts: list[Attempt]) -> None:

@@ -24,6 +24,7 @@ _PASSED: Final = (
     f"{Path(__file__).parents[1]}{os.sep}",
     *(str(_LIBRARY / name) for name in ("asyncio", "concurrent", "contextlib.py")),
 )
+GENERATOR: Final = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR  # the flags of code that any thread may go on with
 _ENTRIES: Final = frozenset(
     str(_LIBRARY / name)
     for name in ("threading.py", "asyncio/events.py", "asyncio/base_events.py", "asyncio/runners.py")
@@ -64,7 +65,7 @@ def encloses_this_call(place: Place | None) -> bool:
 
     Never for a generator, whose body any thread or task may run on.
     """
-    if place is None or place[0].co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+    if place is None or place[0].co_flags & GENERATOR:
         return False
     code, entered_at = place[0], _start_of(*place)
     frame: FrameType | None = sys._getframe(1)
@@ -73,6 +74,11 @@ def encloses_this_call(place: Place | None) -> bool:
     while frame is not None and not (frame.f_code is code and _start_of(code, frame.f_lasti) > entered_at):
         frame = frame.f_back
     return frame is not None and _is_with(*place)
+
+
+def enters_with(place: Place) -> bool:
+    """Whether this place enters a `with` whose body runs on the same thread or task, as far as the bytecode tells."""
+    return not place[0].co_flags & GENERATOR and _is_with(*place)
 
 
 def _start_of(code: CodeType, offset: int) -> int:

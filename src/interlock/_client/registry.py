@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import heapq
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import server_error
 from interlock._client.long_waits import LongWaits
-from interlock._client.places import line_of
+from interlock._client.places import enters_with, line_of
+from interlock._client.self_wait import lasts
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import Disconnected, ServerError
 from interlock.errors import LockError, Unavailable
+from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import (
     ENTRY_TTL,
     REGISTRY,
@@ -62,6 +64,15 @@ MAX_FOUND: Final = 1000  # holders that the registry remembers for REPORT_INTERV
 MAX_LINES: Final = 1000  # lines of code that the registry remembers
 
 
+class Found(NamedTuple):
+    """What the process of a holder has said of that."""
+
+    asked_at: float
+    party: Party | None
+    waits: bool
+    """Whether the holder waits for something."""
+
+
 class Registry:
     """The entry of one session, and what all sessions say."""
 
@@ -82,13 +93,15 @@ class Registry:
         self.reported_at = -FOREVER  # when the last report was sent
         self.entry_until = -FOREVER  # when the server forgets the last entry that it may have
         self.reported: tuple[frozenset[str], frozenset[str]] | None = None  # tokens in the last report; None: no entry
+        self.is_repeated = True  # whether the last report says the same as the one before
         self.ended = False  # the session is closed
         self.refused = False  # the server has refused an entry, and the log says so
         self.refused_until = -FOREVER  # until when this session writes none
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
-        self.long_waits = LongWaits(self.runtime, self.holding)
-        self._found: dict[str, tuple[float, Party | None]] = {}  # by token: when others were asked, and their answer
+        self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
+        self._found: dict[str, Found] = {}  # what others said lately of the holder with this token
         self._lines: dict[Place | None, str] = {}
+        self._withs: dict[Place, bool] = {}
 
     def look(self) -> None:
         """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
@@ -118,11 +131,13 @@ class Registry:
         if not holds and not waits:
             if self.has_entry:
                 await self._send(self.leave_message(), None)
-        elif tokens != self.reported or now >= self.reported_at + REPEAT_INTERVAL:
+        elif tokens != self.reported or not self.is_repeated or now >= self.reported_at + REPEAT_INTERVAL:
+            # What is new is said again soon: only leases and waits that were there for a while make a deadlock.
+            self.is_repeated = tokens == self.reported
             entry = encode_entry(
                 sys.modules["interlock"].__version__,
-                [self._held_item(grant, now) for grant in holds],
-                [self._waiting_item(attempt, now) for attempt in waits],
+                [self.held_item(grant, now) for grant in holds],
+                [self.waiting_item(attempt, now) for attempt in waits],
             )
             ttl_ms = str(int(ENTRY_TTL * 1000))
             self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
@@ -168,15 +183,19 @@ class Registry:
 
     # What this session has
 
-    def _held_item(self, grant: Grant, now: float) -> Item:
-        return self._item(grant.attempt, grant.token, grant.fence, now - grant.since)
+    def held_item(self, grant: Grant, now: float) -> Item:
+        """What an entry says of this lease."""
+        return self._item(grant.attempt, grant.token, grant.fence, now - grant.since, lasting=self._lasts(grant))
 
-    def _waiting_item(self, attempt: Attempt, now: float) -> Item:
+    def waiting_item(self, attempt: Attempt, now: float) -> Item:
+        """What an entry says of this wait."""
         return self._item(attempt, attempt.token, None, now - attempt.waits_since)
 
-    def _item(self, attempt: Attempt, token: str, fence: int | None, age: float) -> Item:
+    def _item(self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False) -> Item:
         resource, caller = attempt.resource, attempt.caller() if attempt.caller is not None else None
         prefix = resource.keys[0].removesuffix(resource.name)
+        args = resource.acquire_args
+        permits, limit = (int(args.permits), int(args.limit)) if isinstance(args, PermitArgs) else (1, 1)
         return Item(
             resource.kind,
             resource.name,
@@ -186,8 +205,23 @@ class Registry:
             self._line_of(attempt.place),
             max(0.0, age),
             attempt.trace_id,
-            "" if caller is None else f"{id(caller):x}",
+            "" if caller is None or resource.owner_prefix else f"{id(caller):x}",
+            permits,
+            limit,
+            int(lasting),
         )
+
+    def _lasts(self, grant: Grant) -> bool:
+        """Whether nothing but the end of the holder's own `with` or decorated call ends this lease."""
+        place = grant.attempt.place
+        if not lasts(grant) or place is None:
+            return False
+        is_with = self._withs.get(place)
+        if is_with is None:
+            if len(self._withs) >= MAX_LINES:
+                self._withs.clear()
+            is_with = self._withs[place] = enters_with(place)
+        return grant.held_by_call or is_with
 
     def _line_of(self, place: Place | None) -> str:
         line = self._lines.get(place)
@@ -205,21 +239,30 @@ class Registry:
         for renewal in self.all_renewals():
             if (grant := renewal.find(token)) is not None:
                 return Holding(self._line_of(grant.attempt.place), now - grant.since, 0.0)
-        found = self._found.get(token)
-        if found is None or found[0] + REPORT_INTERVAL < now:
+        found = await self._ask(token, until)
+        if found is None or found.party is None:
+            return None
+        party, later = found.party, now - found.asked_at
+        return Holding(party.place, party.seconds + later, party.reported_ago if party.is_silent else 0.0)
+
+    async def holder_waits(self, token: str, until: float) -> bool:
+        """Whether the holder with this token waits for something, as its process has said lately."""
+        found = await self._ask(token, until)
+        return found is not None and found.waits
+
+    async def _ask(self, token: str, until: float) -> Found | None:
+        """What its process says of the holder with this token. None if no answer comes in time."""
+        now, found = self.runtime.now(), self._found.get(token)
+        if found is None or found.asked_at + REPORT_INTERVAL < now:
             try:
-                found = now, await self._find(token, until)
+                found = await self._find(token, now, until)
             except (Disconnected, ServerError, LockError) as error:
                 log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
                 return None
             if len(self._found) >= MAX_FOUND:
                 self._found.clear()
             self._found[token] = found
-        asked_at, party = found
-        if party is None:
-            return None
-        later, silent_for = now - asked_at, party.reported_ago if party.is_silent else 0.0
-        return Holding(party.place, party.seconds + later, silent_for)
+        return found
 
     async def read(self, pattern: str = "*") -> list[Listed]:
         """What all processes hold and wait for. Raises Unavailable or ConfigError."""
@@ -240,10 +283,24 @@ class Registry:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
         return found
 
-    async def _find(self, token: str, until: float) -> Party | None:
+    async def some_entries(self, most: int, until: float) -> list[Entry] | None:
+        """The entries of all sessions, by the time `until`; None if more than `most` processes have entries.
+
+        Raises Disconnected, ServerError or LockError.
+        """
+        script, keys, args = ListCall(str(most + 1)).message
+        reply = ListReply.parse(await self.server.call(script, keys, args, until))
+        if len(reply.processes) > most:
+            return None
+        return await self._read([process.decode(errors="replace") for process in reply.processes], until)
+
+    async def _find(self, token: str, now: float, until: float) -> Found:
         process = process_of(token)
         entries = await self._read([process], until) if process else []
-        return next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
+        party = next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
+        caller = party.caller_id if party is not None else ""
+        waits = bool(caller) and any(each.caller_id == caller for entry in entries for _, each in entry.waits)
+        return Found(now, party, waits)
 
     async def _read(self, processes: list[str], until: float) -> list[Entry]:
         replies = await self.server.call_many([read_message(process) for process in processes], until)

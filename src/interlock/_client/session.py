@@ -18,6 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant_log
+from interlock._client.deadlock_search import DeadlockSearch
 from interlock._client.grant import Attempt, Grant, count_fork
 from interlock._client.leaving import Leaving
 from interlock._client.observed import core_type
@@ -114,6 +115,8 @@ class Session:
         )
         self.registry.query = self.core.query
         self.core.registry = self.registry
+        self.core.deadlocks = DeadlockSearch(self.registry)
+        self.registry.long_waits.deadlock = self.core.deadlocks.say
         self.core.all_renewals = self.registry.all_renewals = _all_renewals
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:

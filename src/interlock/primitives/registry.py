@@ -54,6 +54,12 @@ class Party:
     """Of the trace in which it acquires, if there is one; else ""."""
     caller_id: str
     """What tells its thread or task from all others, whatever their names; "" if nobody knows."""
+    permits: int = 1
+    """How many permits it has or wants; an rwlock's writer has all of them."""
+    limit: int = 0
+    """How many permits there are, as it says; 0 if it does not say."""
+    lasting: bool = False
+    """Whether nothing but the end of its own `with` or decorated call ends its lease."""
 
     @property
     def is_silent(self) -> bool:
@@ -111,6 +117,10 @@ class Item(NamedTuple):
     """Seconds since the session holds it or waits for it."""
     trace_id: str
     caller_id: str
+    permits: int = 1
+    limit: int = 0
+    lasting: int = 0
+    """1 if nothing but the end of a `with` or of a decorated call ends the lease."""
 
 
 def encode_entry(library: str, holds: Iterable[Item], waits: Iterable[Item]) -> str:
@@ -148,8 +158,6 @@ def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
 
 
 def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
-    who, _, pid = process.rpartition("/")
-    label, _, host = who.rpartition("@")
     found: list[tuple[Item, Party]] = []
     for fields in stored:
         # A later version may add fields behind these.
@@ -157,23 +165,31 @@ def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
         for text in (*item[:4], item.place, item.trace_id, item.caller_id):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
                 raise TypeError
-        fence = None if item.fence is None else int(item.fence)
-        caller = item.token.split("/")[-2] if item.token.count("/") >= 2 else "?"
-        party = Party(
-            token=item.token,
-            fence=fence,
-            host=host,
-            pid=int(pid),
-            label=label,
-            caller=caller,
-            place=item.place,
-            seconds=float(item.age) + ago,
-            reported_ago=ago,
-            trace_id=item.trace_id,
-            caller_id=f"{process}/{item.caller_id}" if item.caller_id else "",
-        )
+        party = party_of(process, item, ago)
         found.append((item, party))
     return found
+
+
+def party_of(process: str, item: Item, ago: float) -> Party:
+    """The party of an item that this process has said so many seconds ago."""
+    who, _, pid = process.rpartition("/")
+    label, _, host = who.rpartition("@")
+    return Party(
+        token=item.token,
+        fence=None if item.fence is None else int(item.fence),
+        host=host,
+        pid=int(pid),
+        label=label,
+        caller=item.token.split("/")[-2] if item.token.count("/") >= 2 else "?",
+        place=item.place,
+        seconds=float(item.age) + ago,
+        reported_ago=ago,
+        trace_id=item.trace_id,
+        caller_id=f"{process}/{item.caller_id}" if item.caller_id else "",
+        permits=int(item.permits),
+        limit=int(item.limit),
+        lasting=bool(item.lasting),
+    )
 
 
 def listed(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
