@@ -138,6 +138,8 @@ def test_missing_rights_show(doctor):
         status, found = doctor("--url", url)
         assert (status, "by a poll" in found[Level.WARNING]) == (0, True), found
         assert doctor("--strict", "--url", url)[0] == 1
+        client.execute_command("ACL", "SETUSER", "mute", "-xrevrange")
+        assert "+xadd +xrevrange" in doctor("--url", url)[1][Level.NOTE]
         client.execute_command("ACL", "SETUSER", "mute", "-set")
         status, found = doctor("--url", url)
         assert status == 1 and "cannot be acquired" in found[Level.DANGER]

@@ -387,6 +387,8 @@ def test_revoke_names_the_way_out_if_the_holder_stays_and_force_takes_it(locks, 
 def test_revoke_of_one_holder_of_several_leaves_the_others(locks, others, holder, interlock):
     holder(locks.semaphore("s", 2))
     with others.semaphore("s", 2).acquire() as mine:
+        status, _, errors = interlock("revoke", "s", "--reason", "x")
+        assert status == 64 and "has 2 holders: say which" in errors
         status, _, _ = interlock("revoke", "s", "--reason", "x", "--holder", "billing@")
         assert status == 0
         assert [each.token for each in others.semaphore("s", 2).inspect().holders] == [mine.token]

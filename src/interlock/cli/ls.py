@@ -23,8 +23,8 @@ interlock ls 'stock:*'           a pattern as in a shell: * ? [abc]
 interlock ls --json | jq -r '.[] | select(.waiters != []) | .name'
 
 Each process says this itself, when something has changed and every few seconds; one that has died is listed for a
-minute more. It does not list clients of other libraries, processes whose Interlock has registry=False, and sections that
-end within a second or two. `interlock show NAME` asks the lock itself.
+minute more. It does not list clients of other libraries, processes whose Interlock has registry=False, and sections
+that end within a second or two. `interlock show NAME` asks the lock itself.
 
 Exit status: 0 (also if there is nothing), 64 for a bad option, 69 if no server answers."""
 

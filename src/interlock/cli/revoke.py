@@ -26,6 +26,7 @@ from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party, nothing_known
 from interlock.cli.wait import Progress, short
+from interlock.errors import ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.kind import PLAIN, resource_of
 from interlock.primitives.lock import LockInspect
@@ -125,9 +126,11 @@ class Revoke:
         self.locks, self.name, self.reason, self.shown = locks, name, reason, safe(name)
         self.force, self.grace, self.yes, self.dry_run = force, grace, yes, dry_run
         self.core = locks._session.core
+        self.is_chosen = False  # whether --holder says who is meant
 
     def run(self, wanted: str | None) -> Outcome:
         """Revoke those that hold it now, of whose tokens `wanted` is a part. Raises Unavailable or ConfigError."""
+        self.is_chosen = wanted is not None
         view = look(self.locks, self.name, MOST)
         outcome = Outcome(self.name, view.kind)
         if not view.is_known:
@@ -156,6 +159,10 @@ class Revoke:
                 "work there, use --force"
             )
             return outcome
+        if len(seen) > 1 and not (self.is_chosen or self.yes or self.dry_run or sys.stdin.isatty()):
+            raise ConfigError(
+                f"{resource} has {len(seen)} holders: say which of them with --holder TEXT, or --yes for all of them"
+            )
         if not self._agreed(self._question(seen), outcome):
             return outcome
         if view.kind == PLAIN:

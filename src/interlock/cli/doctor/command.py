@@ -11,7 +11,7 @@ from interlock.cli.options import AsJson, Prefix, Urls  # noqa: TC001 (typer rea
 from interlock.cli.output import console, print_json, safe
 
 from .checks import Finding, Level, findings
-from .trial import try_a_lock
+from .trial import read_the_audit, try_a_lock
 
 __all__ = ["app"]
 
@@ -45,6 +45,8 @@ def doctor(
     found = findings(facts, max_ttl=max_ttl)
     if not any(server.error for server in facts.servers):
         found.append(try_a_lock(urls, prefix))
+        if (of_audit := read_the_audit(urls, prefix)) is not None:
+            found.append(of_audit)
     if as_json:
         print_json([finding.as_json() for finding in found])
     else:

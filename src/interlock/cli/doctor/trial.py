@@ -7,6 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from interlock._client.revocation import audit
+from interlock._protocol.run import run
 from interlock.cli.options import connect
 from interlock.errors import LockError
 
@@ -15,7 +17,7 @@ from .checks import Finding, Level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["try_a_lock"]
+__all__ = ["read_the_audit", "try_a_lock"]
 
 TIMEOUT: Final = 5.0  # seconds for the trial
 SLOW_HANDOVER: Final = 0.5  # seconds: a push takes far less, the poll of a waiter about one second
@@ -51,3 +53,16 @@ def try_a_lock(urls: Sequence[str], prefix: str) -> Finding:
             "Give its user the rights +subscribe and +publish, and the channels &interlock:*",
         )  # fmt: skip
     return Finding(Level.OK, "a lock", f"is acquired, and handed over by push in {handover * 1000:.1f} ms")
+
+
+def read_the_audit(urls: Sequence[str], prefix: str) -> Finding | None:
+    """Look whether this user may use the audit of revocations; None if it may."""
+    with connect(urls, prefix) as locks:
+        try:
+            run(audit(locks._session.core, most=1))
+        except LockError as error:
+            return Finding(
+                Level.NOTE, "the audit", f"of revocations can't be read: {error}",
+                "Give its user the keys ~{interlock:audit} and the rights +xadd +xrevrange",
+            )  # fmt: skip
+    return None
