@@ -328,6 +328,36 @@ async def test_a_lease_in_jeopardy_is_reported_and_logged_once(mode, clean, reco
     await lease.release()
 
 
+async def test_a_lease_that_only_a_finalizer_gives_back_is_released(mode, clean, recorder):
+    lease = await mode.interlock().lock("a").acquire()
+    real(lease)._in_with = True  # as that of a `with` which nobody can leave any more
+    del lease
+    gc.collect()
+    await until(lambda: not clean.exists("lock:a") and len(recorder.events) == 3)
+    assert recorder.take() == ONE
+
+
+async def test_a_renewal_that_has_just_become_due_is_not_late(mode, clean, recorder):
+    """After a pause of the process, or a handover with an old stamp: the worker has first to send it."""
+    locks = mode.interlock()
+    lease = await locks.lock("a").acquire()
+    renewal = mode.session(locks).renewal
+    (grant,) = renewal.held()
+    grant.last_answered_sent -= 16  # half of the ttl is over
+    renewal.renewal_worker.wake_at = lambda _: None
+    try:
+        renewal._set_aside(grant)
+        now = renewal.runtime.now()
+        assert now + 4 < renewal.report_ends() < now + 6
+        assert recorder.take() == ["a begins", "a acquired"]
+        renewal._late_at[grant] = now
+        renewal.report_ends()
+    finally:
+        del renewal.renewal_worker.wake_at
+    assert recorder.take() == ["a in jeopardy"]
+    await lease.release()
+
+
 # The switch
 
 

@@ -14,6 +14,7 @@ import pytest
 from harness.matrix import required
 from harness.modes import outcome, queued, real, until
 from interlock import LeaseLost
+from interlock._client.observer import Loss
 
 try:
     from opentelemetry import trace
@@ -223,13 +224,27 @@ def test_a_lease_that_another_thread_releases_ends_its_span_there(server, clean,
 
 async def test_several_locks_in_one_step_have_a_wait_each_that_begins_with_the_request(mode, clean, telemetry):
     locks = mode.interlock()
-    async with locks.multi(locks.lock("a"), locks.lock("b")):
-        pass
+    session = mode.session(locks)
+    call = session.server.call
+
+    async def slow(*args):
+        reply = await call(*args)
+        await session.runtime.sleep_until(session.runtime.now() + 0.05)
+        return reply
+
+    session.server.call = slow
+    try:
+        lease = await locks.multi(locks.lock("a"), locks.lock("b")).acquire()
+    finally:
+        session.server.call = call
+    await lease.release()
     spans = telemetry.spans()
     waits = [span for span in spans if span.name == "interlock acquire"]
     assert sorted(span.attributes["interlock.lock"] for span in waits) == ["a", "b"]
     assert telemetry.number("interlock.wait.duration") == 2
     assert len(spans) == 4
+    assert all(span.end_time - span.start_time >= 0.04e9 for span in waits)
+    assert telemetry.points("interlock.wait.duration")[0].min >= 0.04
 
 
 async def test_a_lease_that_passes_on_is_traced_for_both_callers(mode, clean, telemetry):
@@ -244,6 +259,17 @@ async def test_a_lease_that_passes_on_is_traced_for_both_callers(mode, clean, te
     assert telemetry.number("interlock.waiters") == 0
 
 
+async def test_losses_are_counted_from_0_and_after_the_end_of_the_hold(mode, clean, telemetry, caplog):
+    locks = mode.interlock()
+    async with locks.lock("a", confirm=False):
+        points = telemetry.points("interlock.lost", interlock_kind="lock")
+        assert {point.attributes["reason"]: point.value for point in points} == {each.value: 0 for each in Loss}
+        clean.delete("lock:a")
+    await until(lambda: telemetry.number("interlock.lost", reason="gone") == 1)
+    assert telemetry.number("interlock.hold.duration") == 1
+    assert [record.message for record in caplog.records if "observer" in record.message] == []
+
+
 async def test_uninstrumented_again_it_measures_nothing_and_a_second_time_all(mode, clean, telemetry, caplog):
     locks = mode.interlock()
     otel.uninstrument()
@@ -256,6 +282,7 @@ async def test_uninstrumented_again_it_measures_nothing_and_a_second_time_all(mo
     async with locks.lock("a"):
         pass
     assert telemetry.number("interlock.acquisitions") == 1
+    assert [point.value for point in telemetry.points("interlock.waiters")] == [0]
     assert len(telemetry.spans()) == 2
     assert not caplog.records
 
