@@ -462,6 +462,29 @@ def test_a_holder_that_was_killed_is_revoked_by_force(server, client, interlock)
     assert status == 0 and f"process {process.pid}" in written and not client.exists("lock:a")
 
 
+def test_a_holder_in_asyncio_and_one_in_a_thread_are_told_by_whom_and_why(server, interlock):
+    in_asyncio = (
+        "import asyncio; from interlock.aio import Interlock\n"
+        "async def main():\n"
+        "    async with Interlock() as locks, locks.lock('a'): print('in', flush=True); await asyncio.sleep(60)\n"
+        "asyncio.run(main())"
+    )
+    in_thread = (
+        "from interlock import Interlock\n"
+        "with Interlock() as locks, locks.lock('a') as lease: print('in', flush=True); lease.lost.wait(60)"
+    )
+    environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}
+    for code in (in_asyncio, in_thread):
+        with subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stdout.readline() == "in\n"
+            status, written, _ = interlock("revoke", "a", "--reason", "the disk is full", "--grace", "20")
+            _, errors = process.communicate(timeout=20)
+        assert status == 0 and f"process {process.pid}" in written
+        assert "LeaseLost" in errors and "the disk is full (by interlock-revoke-by-" in errors
+
+
 def test_revoke_on_a_quorum_asks_and_takes(interlock):
     with contextlib.ExitStack() as ends:
         urls = [ends.enter_context(Server()).url for _ in range(3)]

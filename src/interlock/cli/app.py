@@ -22,9 +22,9 @@ __all__ = ["app", "run"]
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
     "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
-    "show": ("interlock.cli.show", "Say who holds a name, where and since when, and who waits for it."),
+    "show": ("interlock.cli.show", "Say who holds a name, since when and where, and who waits."),
     "wait": ("interlock.cli.wait", "Wait until nobody holds a name, without acquiring it."),
-    "revoke": ("interlock.cli.revoke", "Take a name away from whoever holds it: ask, or with --force take it."),
+    "revoke": ("interlock.cli.revoke", "Take a name from its holder: ask, or with --force take it."),
     "audit": ("interlock.cli.audit", "Say who revoked what, whom, when and why."),
     "doctor": ("interlock.cli.doctor.command", "Say what endangers locks on your servers, and what to set."),
     "demo": ("interlock.cli.demo.commands", "Every lock and semaphore recipe on a real server."),

@@ -97,7 +97,7 @@ def revoke(
     holder: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only holders whose token contains TEXT: a host, a process.")
     ] = None,
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask on a terminal.")] = False,
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask; of several holders, revoke all.")] = False,
     dry_run: Annotated[
         bool, typer.Option("-n", "--dry-run", help="Say who would be revoked, and revoke nobody.")
     ] = False,
