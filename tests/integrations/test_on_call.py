@@ -254,6 +254,21 @@ def test_show_says_where_in_its_code_the_holder_is_and_when_its_process_was_hear
     assert "its process has not reported for 4" in written and "it may be dead; its lease ends in 2" in written
 
 
+def test_a_registry_entry_that_is_hostile_or_of_another_version_harms_nobody(locks, client, interlock, shown):
+    with locks.semaphore("s", 2).acquire(), locks.semaphore("s", 2).acquire():
+        until(lambda: all(each["place"] for each in shown("s")["holders"]))
+        locks._session.registry.refused_until = float("inf")  # it writes no more
+        place = json.dumps(shown("s")["holders"][0]["place"])
+        (key,) = client.keys("{interlock:processes}:*")
+        ((session, entry),) = client.hgetall(key).items()
+        for hostile in (entry.replace(place, '"\\u001b[2J\\u202e[red]:1"'), "1 {", '9 {"v": 99}', "\x1b[2J", "7"):
+            client.hset(key, session, hostile)
+            for words in (("show", "s"), ("ls",)):
+                status, written, errors = interlock(*words)
+                assert (status, errors) == (0, "") and not {"\x1b", "\u202e"} & {*written}
+            assert shown("s")["holding"] == 2
+
+
 # ls
 
 
