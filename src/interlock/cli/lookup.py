@@ -163,9 +163,14 @@ def _with_places(locks: Interlock, view: View) -> View:
         entries = run(registry._read(sorted(processes), registry.runtime.now() + locks.try_for)) if processes else []
     except (Disconnected, ServerError, LockError):  # the right to read it may be missing
         return view
-    said = {party.token: party for entry in entries for part in entry for _, party in part}
-    holders = [_as_said(holder, said.get(holder.token)) for holder in view.holders]
-    waiters = [_as_said(waiter, said.get(waiter.token)) for waiter in view.waiters]
+    held = {party.token: party for entry in entries for _, party in entry.holds}
+    awaited = {party.token: party for entry in entries for _, party in entry.waits}
+    holders = list[Holder]()
+    for holder in view.holders:
+        said = _as_said(holder, held.get(holder.token) or awaited.get(holder.token))
+        # Who has just waited has not yet said that it holds, and how long it waited is not for how long it has held.
+        holders.append(said if holder.token in held else replace(said, since=holder.since))
+    waiters = [_as_said(waiter, awaited.get(waiter.token)) for waiter in view.waiters]
     return replace(view, holders=holders, waiters=waiters)
 
 
