@@ -25,11 +25,12 @@ INTERLOCK = str(Path(sys.executable).with_name("interlock"))
 MOST = 100  # columns of a line
 HOSTILE = "[red]x[/red]"  # markup; no lock has a name with a control character, but its holder's label may
 LABEL = "[bold]\x1b[31mred\x07"
-# Each command as somebody types it, with a server on which HOSTILE is held. A command that is not here fails a test.
-TYPED = {
+# Each command as somebody types it, with a server on which HOSTILE is held.
+TYPED = {name: name for name in app.MODULES} | {
     "run": "run -n other -- true",
     "show": f"show {HOSTILE}",
-    "doctor": "doctor",
+    "wait": f"wait {HOSTILE} -w 0.1",
+    "revoke": f"revoke {HOSTILE} --reason {HOSTILE} --dry-run",
     "demo": "demo --only interlock --tickets 2 --processes 1 --faults none",
     "server": "server status",
     "completion": "completion bash",
