@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 import interlock
+from harness.modes import until
 from interlock._protocol.lock_fields import lock_fields
 from interlock.primitives.lock import lock_resource
 
 SOURCE = Path(__file__).parents[2] / "src" / "interlock"
 # Records about a server, a user's right, or a task in the background: no lock is their subject. By file, how many.
 ABOUT_NO_LOCK = {
-    "_client/deadlock_search.py": 1, "_client/observer.py": 1,
-    "_client/registry.py": 4, "_client/worker.py": 1, "_connect/address.py": 2, "_connect/server_check.py": 1,
-    "_connect/target.py": 1, "_quarantine/history.py": 2, "_quarantine/lossless.py": 1, "_quarantine/proofs.py": 1,
-    "_servers/quorum.py": 2, "_transports/asyncio/pool.py": 1, "_transports/asyncio/runtime.py": 2,
-    "_transports/blocking/runtime.py": 1, "_transports/blocking/subscription.py": 1, "_transports/handshake.py": 1,
-    "_transports/pushes.py": 1,
+    "_client/deadlock_search.py": 1, "_client/observer.py": 1, "_client/registry.py": 4, "_client/worker.py": 1,
+    "_connect/address.py": 2, "_connect/server_check.py": 1, "_connect/target.py": 1, "_quarantine/history.py": 2,
+    "_quarantine/lossless.py": 1, "_quarantine/proofs.py": 1, "_servers/quorum.py": 2,
+    "_transports/asyncio/pool.py": 1, "_transports/asyncio/runtime.py": 1, "_transports/blocking/subscription.py": 1,
+    "_transports/handshake.py": 1, "_transports/pushes.py": 1,
 }  # fmt: skip
 
 
@@ -59,3 +59,17 @@ def test_a_lost_lease_is_logged_with_its_fence_and_token(server, clean, caplog):
     (record,) = [each for each in caplog.records if "is lost" in each.message]
     assert (record.lock, record.kind, record.fence, record.token) == ("a", "lock", lease.fence, lease.token)
     assert record.levelno == logging.WARNING
+
+
+@pytest.mark.runs_on("valkey-9.1")
+async def test_a_callback_that_fails_is_logged_with_its_lease(mode, clean, caplog):
+    locks = mode.interlock()
+
+    def fails(_):
+        raise ZeroDivisionError
+
+    both = locks.multi(locks.lock("a", on_lost=fails, renew=False, ttl=0.3), locks.lock("b"), on_lost=fails)
+    lease = await both.acquire()
+    await until(lambda: len([each for each in caplog.records if "callback" in each.message]) == 2)
+    found = {(record.lock, record.kind) for record in caplog.records if "callback" in record.message}
+    assert found == {("a", "lock"), (lease.name, "multi")}

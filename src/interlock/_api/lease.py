@@ -127,6 +127,11 @@ class WatchedCore(Face, Generic[EventT]):
         if self._end_event is not None:
             self._end_event.set()
 
+    @property
+    def _log_fields(self) -> dict[str, object]:
+        """The attributes of a log record about it."""
+        raise NotImplementedError
+
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
         """The calling thread or task, `who` if that is known, is inside from now on. In asyncio, an end cancels it."""
 
@@ -254,6 +259,10 @@ class LeaseCore(WatchedCore[EventT]):
             self._check_loop(error)
             raise
         return reply
+
+    @property
+    def _log_fields(self) -> dict[str, object]:
+        return self._grant.log_fields
 
     def _named(self, error: ConfigError) -> ConfigError:
         return named(error, str(self._grant.resource), self.name)

@@ -146,5 +146,9 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
             self._told = True
             self._core.runtime.run_callback(self._on_lost_call, self)
 
+    @property
+    def _log_fields(self) -> dict[str, object]:
+        return {"lock": self._name, "kind": "multi", "fence": None, "token": None}
+
     def __repr__(self) -> str:
         return f"<MultiLease {self._name!r} {described_state(self.state, self.remaining())}>"

@@ -104,7 +104,9 @@ class AsyncioRuntime:
                 if asyncio.iscoroutine(result):
                     await result
             except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
+                log.exception(
+                    "interlock: the callback %r failed", callback, extra=getattr(subject, "_log_fields", None)
+                )
 
         self.task(run_and_log(), "interlock-callback")
 

@@ -106,7 +106,9 @@ class ThreadRuntime:
             try:
                 callback(subject)
             except Exception:  # noqa: BLE001 (logged)
-                log.exception("interlock: the callback %r failed", callback)
+                log.exception(
+                    "interlock: the callback %r failed", callback, extra=getattr(subject, "_log_fields", None)
+                )
 
         threading.Thread(target=run_and_log, name="interlock-callback", daemon=True).start()
 
