@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ import typer
 
 from interlock import Interlock
 from interlock.cli import app
+from interlock.cli.escape import safe
 from interlock.embedded import Server
 
 pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
@@ -170,6 +172,23 @@ def test_nonsense_gets_one_line_and_64(name, interlock):
             ran = interlock(TYPED[name], INTERLOCK_URL=url)
             assert (ran.returncode, ran.stdout) == (64, ""), ran.stderr
             assert len(ran.stderr.splitlines()) == 1
+        assert "--url" in ran.stderr and "Interlock(" not in ran.stderr  # no server is named, to somebody at a shell
+
+
+def test_a_command_that_cannot_be_run_is_named(interlock):
+    for command, status in (("nosuch\x1bcommand", 127), ("/", 126)):
+        ran = interlock(f"run other -- {command}")
+        assert ran.returncode == status and f"cannot run {safe(command)}: " in ran.stderr
+
+
+def test_records_of_the_log_are_lines_of_their_own(monkeypatch, capsys):
+    def command(*_, **__):
+        logging.getLogger("interlock").warning("interlock: a name: %s", "\x1b[2J\n")
+
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(app, "app", command)
+    app.run()
+    assert capsys.readouterr().err == "interlock: a name: \\x1b[2J\\n\n"
 
 
 def test_a_reader_that_has_enough_is_no_error(server):

@@ -439,7 +439,7 @@ class QuorumServer:
                         log.warning(
                             "interlock: %s does not vote: %s. %s",
                             node.server.display_url,
-                            node.cause,
+                            str(node.cause).rstrip("."),
                             self._majority_text(),
                         )
             if await self._wakeup.wait(self.now() + pause):  # a caller has no majority: check more often

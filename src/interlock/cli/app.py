@@ -127,4 +127,5 @@ class _Escaped(logging.Formatter):
     """Escapes what others wrote in a record: a line is one line, and moves no cursor."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging calls it so)
+        record.message = record.message.removeprefix("interlock: ")  # some records begin so, for the logs of users
         return safe(super().formatMessage(record))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from interlock.errors import ConfigError
 from interlock.threads import Interlock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AsJson", "Name", "Prefix", "Urls", "connect"]
+__all__ = ["AsJson", "Name", "Prefix", "Urls", "connect", "require_url"]
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")]
 
@@ -23,9 +25,16 @@ Prefix: TypeAlias = Annotated[str, typer.Option("--prefix", metavar="TEXT", help
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
+def require_url(*urls: str | None) -> None:
+    """Raise ConfigError if neither the command line nor the environment names a server."""
+    if not any(urls) and not os.environ.get("INTERLOCK_URL"):
+        raise ConfigError("no server is named: give --url redis://host:6379/0, or set INTERLOCK_URL")
+
+
 def connect(urls: Sequence[str] | None, prefix: str, label: str | None = None) -> Interlock:
     """Make the Interlock of these URLs; of none, that of $INTERLOCK_URL. Raises ConfigError."""
     urls = urls or ()
+    require_url(*urls)
     if len(urls) > 1:
         return Interlock.quorum(urls, prefix=prefix, label=label, registry=False)
     return Interlock(*urls, prefix=prefix, label=label, registry=False)

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from interlock.cli.options import AsJson, Prefix, Urls  # noqa: TC001 (typer reads the annotations)
+from interlock.cli.options import AsJson, Prefix, Urls, require_url
 from interlock.cli.output import console, print_json, safe
 
 from .checks import Finding, Level, findings
@@ -41,6 +41,7 @@ def doctor(
     from .facts import ask  # noqa: PLC0415  # imports redis-py, which --help does without
 
     urls = url or []
+    require_url(*urls)
     facts = ask(urls)
     found = findings(facts, max_ttl=max_ttl)
     if not any(server.error for server in facts.servers):

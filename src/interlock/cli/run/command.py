@@ -14,6 +14,7 @@ import typer
 from interlock._api.options import DEFAULT_TTL
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
+from interlock.cli.options import require_url
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
 from interlock.threads import Interlock
@@ -140,6 +141,7 @@ def run(
         if verbose:
             print(f"interlock: {safe(text)}", file=sys.stderr, flush=True)
 
+    require_url(url)
     with Interlock(url, label="interlock run") as locks:
         lockable = None if once else choice.lockable(locks)
         try:

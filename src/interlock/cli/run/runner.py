@@ -17,6 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from interlock._protocol.timing import now as boottime
+from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_LOST, EX_UNAVAILABLE
 
 from .supervisor import Supervisor
@@ -58,6 +59,7 @@ class Runner:
         self.is_running = self.is_ending = False
         self.ended_by_key = 0
         self.terminal = _terminal()
+        self.program = argv[0]
         self.command = 0  # the id of its process and group
         has_terminal = self.terminal is not None and os.tcgetpgrp(self.terminal) == os.getpgrp()
         self.supervisor = Supervisor(argv, grace, self.terminal if has_terminal else None)
@@ -118,7 +120,7 @@ class Runner:
                 case ("ended", [code]):
                     return EX_LOST if is_lost or self.is_ending else self._status(code)
                 case ("failed", [status, text]):
-                    print(f"interlock: cannot run the command: {text}", file=sys.stderr)
+                    print(f"interlock: cannot run {safe(self.program)}: {safe(text)}", file=sys.stderr)
                     return int(status)
                 case ("ending", _):
                     self.is_ending = True
