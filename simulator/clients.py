@@ -66,7 +66,6 @@ class Client:
             self.server, None, self._task_label, max_ttl, lambda: self.server, registry=False
         )
         self.session.core.process_id = name
-        self.session.core.registry = None  # it is for people: no decision reads it
         _sessions.discard(self.session)  # keep it out of the sessions of the real process
         self.locks = SimInterlock(self.session)
         # Every other client leaves its sections without waiting for the replies to its releases: but not where servers

@@ -399,23 +399,24 @@ class Core:
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
+        grace_until = self.runtime.now() + UNDO_GRACE  # for both: what the caller's timeout does not bound
         if isinstance(error, AcquireTimeout) and self.registry is not None:
-            await self._say_where(attempt, error, self.registry)
+            await self._say_where(attempt, error, self.registry, grace_until)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
-            await undone.wait(self.runtime.now() + UNDO_GRACE)
+            await undone.wait(grace_until)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             raise self._busy_error(attempt, attempt.last_queued) from error
 
-    async def _say_where(self, attempt: Attempt, error: AcquireTimeout, registry: Registry) -> None:
+    async def _say_where(self, attempt: Attempt, error: AcquireTimeout, registry: Registry, until: float) -> None:
         """Add to the error where its holder acquired the resource, if the caller has waited for a while.
 
-        If the caller was part of a deadlock, or waited behind one, says that instead.
+        Returns by the time `until`. If the caller was part of a deadlock, or waited behind one, says that instead.
         """
         advice = f". {WAIT_ADVICE}"
         if error.holder is None or error.waited < MIN_WAIT_TO_ASK or not str(error).endswith(advice):
             return
-        until, text = self.runtime.now() + UNDO_GRACE, str(error).removesuffix(advice)
+        text = str(error).removesuffix(advice)
         found = await registry.holding(error.holder, until)
         if found is not None:
             error.place = found.place
