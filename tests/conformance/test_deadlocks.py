@@ -15,7 +15,7 @@ import pytest
 from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
-from interlock._client import deadlock_search, long_waits
+from interlock._client import core, deadlock_search, long_waits
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -29,6 +29,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlock_search, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
+    monkeypatch.setattr(core, "MIN_WAIT_TO_ASK", 0.5)
 
 
 def nested(first, second, ready, timeout):
@@ -74,7 +75,7 @@ def line(text):
 async def test_two_callers_of_one_process(mode):
     locks = mode.interlock()
     a, b = locks.lock("a"), locks.lock("b")
-    one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [2.0, 3.5]))
+    one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [1.0, 5.0]))
     assert other is None  # it got the lock that the first one gave back
     assert isinstance(one, AcquireTimeout)
     caller, is_async = ("task", "async ") if mode.name == "asyncio" else ("thread", "")
@@ -93,9 +94,9 @@ async def test_two_callers_of_one_process(mode):
 async def test_a_ring_over_several_interlocks_and_one_that_waits_behind_it(mode):
     made = [mode.interlock() for _ in range(4)]
     pairs = [(made[i].lock(f"l{i}"), made[(i + 1) % 3].lock(f"l{(i + 1) % 3}")) for i in range(3)]
-    timeouts = [2.5, 5.0, 5.0]
+    timeouts = [1.8, 5.0, 5.0]
     ring = start(mode, pairs, timeouts)
-    (behind,) = start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [2.0])
+    (behind,) = start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [1.2])
     error = await behind
     assert " It waits behind a deadlock of 3 callers: " in str(error)
     assert len(error.deadlock) == 3
@@ -108,7 +109,7 @@ async def test_holders_that_wait_for_one_that_goes_on_are_in_no_deadlock(mode):
     locks = mode.interlock()
     a, b, c = (locks.lock(name) for name in "abc")
     lease = await locks.lock("c").acquire()
-    first, second = start(mode, [(a, b), (b, c)], [1.5, 20])
+    first, second = start(mode, [(a, b), (b, c)], [0.8, 20])
     error = await first
     assert isinstance(error, AcquireTimeout)
     assert error.deadlock == ()
@@ -134,7 +135,7 @@ async def two_processes(mode, process, timeout):
 
 async def test_callers_of_two_processes(mode):
     async with processes(mode, 1) as started:
-        error = await (await two_processes(mode, started[0], 5.0))
+        error = await (await two_processes(mode, started[0], 3.5))
         assert isinstance(error, AcquireTimeout)
         pid = started[0].process.pid
         assert re.search(
@@ -147,9 +148,9 @@ async def test_callers_of_two_processes(mode):
 
 @pytest.mark.asyncio_only  # what others say is read in one way
 async def test_a_dead_process_is_in_no_deadlock(mode, monkeypatch):
-    monkeypatch.setattr(deadlocks, "LATE", 1.0)
+    monkeypatch.setattr(deadlocks, "LATE", 0.5)
     async with processes(mode, 1) as started:
-        ours = await two_processes(mode, started[0], 5.0)
+        ours = await two_processes(mode, started[0], 3.5)
         await started[0].end(signal.SIGKILL)
         error = await ours
         assert isinstance(error, AcquireTimeout)
@@ -161,7 +162,7 @@ async def test_an_rwlock_whose_reader_waits_for_the_writer(mode):
     locks = mode.interlock()
     data, b = locks.rwlock("data"), locks.lock("b")
     reader = await locks.rwlock("data").read().acquire()  # one that would give it back, and is named as a holder
-    one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [4.5, 2.0]))
+    one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [5.0, 1.2]))
     assert one is None
     assert "rwlock 'data'" in other.deadlock[0]
     assert len(other.deadlock) == 2
@@ -169,11 +170,11 @@ async def test_an_rwlock_whose_reader_waits_for_the_writer(mode):
 
 
 async def test_the_log_says_so_while_they_wait(mode, monkeypatch, caplog):
-    monkeypatch.setattr(long_waits, "FIRST", 1.0)
+    monkeypatch.setattr(long_waits, "FIRST", 0.5)
     caplog.set_level(logging.INFO, "interlock")
     locks = mode.interlock()
     a, b = locks.lock("a"), locks.lock("b")
-    waits = start(mode, [(a, b), (b, a)], [3.0, 6.0])
+    waits = start(mode, [(a, b), (b, a)], [3.0, 8.0])
     await until(lambda: "A deadlock of 2 callers: " in caplog.text)
     await asyncio.gather(*waits)
 
@@ -181,7 +182,7 @@ async def test_the_log_says_so_while_they_wait(mode, monkeypatch, caplog):
 async def test_without_entries_nobody_speaks_of_a_deadlock(mode):
     locks = mode.interlock(registry=False)
     a, b = locks.lock("a"), locks.lock("b")
-    one, _ = await asyncio.gather(*start(mode, [(a, b), (b, a)], [1.5, 4.0]))
+    one, _ = await asyncio.gather(*start(mode, [(a, b), (b, a)], [0.8, 4.0]))
     assert one.deadlock == ()
 
 
@@ -198,8 +199,8 @@ async def test_of_many_callers_few_read_the_entries(mode):
 
     search.registry.some_entries = counted
     a, b = locks.lock("a"), locks.lock("b")
-    pair = start(mode, [(a, b), (b, a)], [3.0, 9.0])
-    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.5] * 20)
+    pair = start(mode, [(a, b), (b, a)], [2.0, 9.0])
+    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.0] * 20)
     errors = await asyncio.gather(*crowd)
     assert len(reads) < 15
     assert any("behind a deadlock" in str(error) for error in errors)

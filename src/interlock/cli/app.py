@@ -22,6 +22,7 @@ __all__ = ["app", "run"]
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
     "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
+    "top": ("interlock.cli.top.command", "Show what is held and awaited, live, and who waits for whom."),
     "show": ("interlock.cli.show", "Say who holds a name, since when and where, and who waits."),
     "wait": ("interlock.cli.wait", "Wait until nobody holds a name, without acquiring it."),
     "revoke": ("interlock.cli.revoke", "Take a name from its holder: ask, or with --force take it."),

@@ -1,0 +1,1 @@
+"""`interlock top`: what is held and awaited, live in a terminal."""
