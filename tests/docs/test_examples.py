@@ -130,7 +130,8 @@ def options_in_pages():
     for page in PROSE:
         for line in page.read_text().splitlines():
             for found in re.finditer(
-                r"(scripts/\w+|\binterlock (?:audit|completion|demo|doctor|ls|revoke|run|server(?: \w+)?|show|top|wait)\b)"
+                r"(scripts/\w+|\binterlock "
+                r"(?:audit|completion|demo|doctor|ls|revoke|run|server(?: \w+)?|show|top|wait)\b)"
                 r"([^`#]*)",
                 line,
             ):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["keys"]
 
-_NAMES: Final = {
+_NAMES: Final[dict[str, str]] = {
     "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down", "\x1b[5~": "page up", "\x1b[6~": "page down",
     "\x1b[H": "home", "\x1bOH": "home", "\x1b[1~": "home", "\x1b[F": "end", "\x1bOF": "end", "\x1b[4~": "end",
     "\r": "enter", "\n": "enter", "\x1b": "escape", "\x7f": "backspace", "\x08": "backspace", "\x15": "clear",
@@ -22,7 +22,7 @@ _KEY: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
 
 def keys(sent: bytes) -> Iterator[str]:
     """The keys: a character, or a name such as "up". Other control characters and unknown sequences are left out."""
-    for key in _KEY.findall(sent.decode(errors="ignore")):
-        name = _NAMES.get(key, key)
+    for match in _KEY.finditer(sent.decode(errors="ignore")):
+        name = _NAMES.get(match[0], match[0])
         if name.isprintable():
             yield name

@@ -150,7 +150,7 @@ def settled(state: State, snapshot: Snapshot) -> State:
     """The state with a row selected that exists, if there is any."""
     rows = rows_of(state, snapshot)
     names = [name_of(row) for row in rows]
-    if state.selected in names:
+    if state.selected is not None and state.selected in names:
         return replace(state, index=names.index(state.selected))
     index = min(state.index, max(0, len(rows) - 1))
     if state.page == "details":  # it shows what is gone, as long as the person looks at it
