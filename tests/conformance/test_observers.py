@@ -383,6 +383,21 @@ async def test_an_interlock_reports_whether_it_was_made_before_the_switch_or_aft
     assert type(mode.session(before).core) is type(mode.session(after).core) is Core
 
 
+async def test_no_class_is_set_while_nobody_observes(mode, clean, monkeypatch):
+    """In Python 3.11 that would make each access to an attribute of the core slower: 5 % of a pair's processor time."""
+    names = set()
+
+    def note(core, name, value):
+        names.add(name)
+        object.__setattr__(core, name, value)
+
+    monkeypatch.setattr(Core, "__setattr__", note, raising=False)
+    async with mode.interlock().lock("a"):
+        pass
+    assert "server" in names
+    assert "__class__" not in names
+
+
 async def test_an_observer_that_raises_breaks_no_lock(mode, clean, recorder, caplog):
     class Broken(Observer):
         def begins(self, attempt):

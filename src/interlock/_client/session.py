@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
+    from interlock._client.core import Core
     from interlock._client.worker import PeriodicTask
     from interlock._protocol.types import Resource, Server
 
@@ -241,13 +242,19 @@ def _track(session: Session) -> None:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     _sessions.add(session)
-    session.core.__class__ = core_type()  # an observer may have come or gone since the session made it
+    _switch_core(session.core)  # an observer may have come or gone since the session made it
 
 
 def _switch_cores() -> None:
     """Let the cores of all sessions report, or report no more."""
     for session in snapshot(_sessions):
-        session.core.__class__ = core_type()
+        _switch_core(session.core)
+
+
+def _switch_core(core: Core) -> None:
+    # Python keeps the attributes of an object elsewhere once its class was set, if only to the same one: 1 µs a pair.
+    if type(core) is not core_type():
+        core.__class__ = core_type()
 
 
 on_switch.append(_switch_cores)
