@@ -16,7 +16,9 @@
 
 local verb = ARGV[1]
 local INDEX, ENTRIES = KEYS[1], KEYS[2]
-local MAX_SESSIONS = 16  -- entries of one process beyond which a report deletes those whose time is over
+local MAX_SESSIONS = 256  -- entries of one process that are kept: a read of them blocks the server for a moment
+local MANY_SESSIONS = 16  -- entries of one process from which on a new one may delete those whose time is over
+local CLEAN_UP = 16  -- one in so many new entries does, since it reads them all
 
 local time = redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -27,18 +29,22 @@ end
 
 if verb == 'report' then
   local process, session, ttl_ms, entry = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
-  if redis.call('HLEN', ENTRIES) >= MAX_SESSIONS then
-    local stored = redis.call('HGETALL', ENTRIES)
-    for i = 1, #stored, 2 do
-      local written_ms = tonumber(string.match(stored[i + 1], '^%d+')) or 0
-      if written_ms + ttl_ms < now_ms then redis.call('HDEL', ENTRIES, stored[i]) end
+  if redis.call('HLEN', ENTRIES) >= MANY_SESSIONS and not redis.call('HGET', ENTRIES, session) then
+    if now_ms % CLEAN_UP == 0 then
+      local stored = redis.call('HGETALL', ENTRIES)
+      for i = 1, #stored, 2 do
+        local written_ms = tonumber(string.match(stored[i + 1], '^%d+')) or 0
+        if written_ms + ttl_ms < now_ms then redis.call('HDEL', ENTRIES, stored[i]) end
+      end
     end
+    if redis.call('HLEN', ENTRIES) >= MAX_SESSIONS then return {1} end
   end
-  redis.call('HSET', ENTRIES, session, text(now_ms) .. ' ' .. entry)
-  redis.call('PEXPIRE', ENTRIES, text(ttl_ms))
+  -- First the index: if that key holds something else, nothing is stored.
   redis.call('ZREMRANGEBYSCORE', INDEX, '-inf', text(now_ms))
   redis.call('ZADD', INDEX, text(now_ms + ttl_ms), process)
   redis.call('PEXPIRE', INDEX, text(ttl_ms))
+  redis.call('HSET', ENTRIES, session, text(now_ms) .. ' ' .. entry)
+  redis.call('PEXPIRE', ENTRIES, text(ttl_ms))
   return {1}
 
 elseif verb == 'leave' then

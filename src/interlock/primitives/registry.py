@@ -7,6 +7,7 @@ time in an entry is an age, so that no clock of a client counts: the server note
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -28,6 +29,7 @@ REPORT_INTERVAL: Final = 2.0  # seconds between two reports of a session, at lea
 REPEAT_INTERVAL: Final = 5.0  # seconds after which a session repeats a report in which nothing has changed
 SILENT_AFTER: Final = 3 * REPEAT_INTERVAL  # seconds without a report after which a process counts as silent
 ENTRY_VERSION: Final = 1
+MAX_DIGITS: Final = 16  # of a time in ms
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,14 @@ def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
         if fields["v"] != ENTRY_VERSION:
             return None
         holds, waits = (_items(process, fields[part], ago) for part in ("holds", "waits"))
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last: of a number without end
         return None
     return Entry(holds, waits)
+
+
+def printable(text: str) -> str:
+    """What somebody else has written, for messages: it can't move a cursor or begin a line."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
@@ -165,6 +172,8 @@ def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
         for text in (*item[:4], item.place, item.trace_id, item.caller_id):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
                 raise TypeError
+        if not math.isfinite(float(item.age)):
+            raise ValueError
         party = party_of(process, item, ago)
         found.append((item, party))
     return found
@@ -364,5 +373,18 @@ def merge_list(votes: Votes[ListCall, ListReply], _rules: object) -> ListReply |
 
 
 def merge_read(votes: Votes[ReadCall, ReadReply], _rules: object) -> ReadReply | None:
-    """Merge the entries of a process: those of the server that has most of them."""
-    return None if votes.pending else max(votes.replies, key=lambda vote: len(vote.entries))
+    """Merge the entries of a process: of each session the newest, since a server may have missed some reports."""
+    if votes.pending:
+        return None
+    newest: dict[bytes, tuple[int, bytes]] = {}
+    for vote in votes.replies:
+        for session, stored in zip(vote.entries[::2], vote.entries[1::2], strict=True):
+            written_ms, _, entry = stored.partition(b" ")
+            if not written_ms.isdigit() or len(written_ms) > MAX_DIGITS:
+                continue  # no entry
+            ago = vote.now_ms - int(written_ms)  # by the clock of that server: the others may be wrong
+            if session not in newest or ago < newest[session][0]:
+                newest[session] = ago, entry
+    now_ms = max(vote.now_ms for vote in votes.replies)
+    entries = [(session, b"%d %b" % (now_ms - ago, entry)) for session, (ago, entry) in newest.items()]
+    return ReadReply(now_ms, [part for pair in entries for part in pair])
