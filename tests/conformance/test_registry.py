@@ -17,7 +17,8 @@ from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
 from interlock._client import long_waits
 from interlock._protocol.timing import FOREVER
-from interlock.primitives.registry import INDEX, entries_key
+from interlock._protocol.types import ServerError
+from interlock.primitives.registry import INDEX, REGISTRY, Item, ReportCall, encode_entry, entries_key
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 
@@ -280,3 +281,200 @@ async def test_a_short_section_costs_no_message(mode, clean, monkeypatch):
     await until(lambda: registry.next_look == FOREVER)  # it has looked, or had no reason to
     assert registry.reported_at == -FOREVER
     assert not clean.exists(INDEX)
+
+
+FOREIGN = "h/1/t/r"  # the token of a holder whose process says what a test has written
+
+
+def said_by_foreign(clean, items):
+    """Let somebody hold "a", and let the registry say this of its process."""
+    clean.set("lock:a", FOREIGN, px=60_000)
+    entry = json.dumps({"v": 1, "library": "9", "holds": items, "waits": []})
+    clean.hset(entries_key("h/1"), "s", f"{int(time.time() * 1000)} {entry}")
+    clean.pexpire(entries_key("h/1"), 60_000)
+
+
+def foreign(place="x.py:1", fence=1.0):
+    return ["lock", "a", "lock:", FOREIGN, fence, place, 0, "", ""]
+
+
+async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, clean):
+    locks = mode.interlock()
+    for place, fence in (("x.py:1", float("inf")), ("x.py:1", float("nan")), (["x"], 1)):
+        said_by_foreign(clean, [foreign(place, fence)])
+        error = await waits_for(locks.lock("a"), 1.0)
+        assert type(error) is AcquireTimeout, repr(error)
+        assert (error.holder, error.place) == (FOREIGN, None)
+    said_by_foreign(clean, [foreign("x.py:1\n\x1b[31mred")])
+    error = await waits_for(mode.interlock().lock("a"), 1.0)
+    assert error.place == r"x.py:1\n\x1b[31mred"
+    assert str(error).isprintable()
+
+
+async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog):
+    clean.set("lock:a", FOREIGN, px=60_000)
+    locks = mode.interlock()
+
+    async def fails(token, until):
+        raise ZeroDivisionError
+
+    await (await locks.lock("b").acquire()).release()
+    mode.session(locks).registry.holding = fails
+    error = await waits_for(locks.lock("a"), 1.0)
+    assert type(error) is AcquireTimeout
+    assert "does not say where its holder is" in caplog.text
+
+
+async def test_the_question_and_the_undo_share_their_time(mode, clean):
+    clean.set("lock:a", FOREIGN, px=60_000)
+    locks = mode.interlock()
+    await (await locks.lock("b").acquire()).release()
+    session, ends = mode.session(locks), []
+
+    async def asks(token, until):
+        ends.append(until)
+
+    class Undone:
+        async def wait(self, until):
+            ends.append(until)
+
+    session.registry.holding = asks
+    session.undo.add = lambda attempt, add=session.undo.add: add(attempt) and Undone()
+    assert type(await waits_for(locks.lock("a"), 1.0)) is AcquireTimeout
+    asked, undone = ends
+    assert asked == undone
+
+
+async def test_of_many_callers_whose_time_is_over_one_asks(mode, clean, monkeypatch):
+    from interlock._client import registry as client
+
+    monkeypatch.setattr(client, "REPORT_INTERVAL", 20.0)
+    monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
+    said_by_foreign(clean, [foreign()])
+    locks = mode.interlock()
+    await (await locks.lock("b").acquire()).release()
+    registry, asked = mode.session(locks).registry, []
+
+    async def finds(token, now, until, find=registry._find):
+        asked.append(token)
+        await registry.runtime.sleep_until(registry.runtime.now() + 0.5)
+        return await find(token, now, until)
+
+    registry._find = finds
+    errors = await asyncio.gather(*(waits_for(locks.lock("a"), 1.0) for _ in range(20)))
+    # One whose turn to ask the server came in its last moment does not spend more time on a question.
+    assert {error.place for error in errors if error.__cause__ is None} == {"x.py:1"}
+    assert asked == [FOREIGN]
+
+
+@pytest.mark.parametrize("held_up", ["request", "reply"])
+async def test_a_close_during_a_report_leaves_no_entry(mode, clean, held_up):
+    locks = mode.interlock()
+    await mode.keep(locks.lock("a").acquire())
+    session = mode.session(locks)
+    registry, server, reports = session.registry, session.server, []
+
+    async def closing():
+        while not registry.ended:
+            await registry.runtime.sleep_until(registry.runtime.now() + 0.005)
+
+    async def slow(script, keys, args, *rest, call=server.call):
+        if script is not REGISTRY.script:
+            return await call(script, keys, args, *rest)
+        reports.append(args)
+        if held_up == "request":
+            await closing()
+        reply = await call(script, keys, args, *rest)
+        if held_up == "reply":
+            await closing()
+        return reply
+
+    server.call = slow
+    await until(lambda: reports and (held_up == "request" or clean.exists(INDEX)))
+    await locks.close()
+    assert not clean.keys("{interlock:*")
+    assert len(reports) == 1
+
+
+async def test_a_server_that_is_not_ready_gets_the_report_soon(mode, clean, caplog):
+    caplog.set_level(logging.INFO, "interlock")
+    locks = mode.interlock()
+    await mode.keep(locks.lock("a").acquire())
+    server, refusals = mode.session(locks).server, ["LOADING it reads its data", "OOM no memory"]
+
+    async def unready(script, *rest, call=server.call):
+        if script is REGISTRY.script and refusals:
+            raise ServerError(refusals.pop(0))
+        return await call(script, *rest)
+
+    server.call = unready
+    registry = mode.session(locks).registry
+    await until(lambda: registry.refused)  # after the second
+    assert "LOADING" not in caplog.text
+    assert "no memory" in caplog.text
+    assert not registry.has_entry
+    registry.refused_until = 0.0
+    await until(lambda: clean.exists(INDEX))
+    await until(lambda: not registry.refused)
+
+
+async def test_a_refused_report_leaves_the_last_entry_to_be_deleted(mode, clean, monkeypatch):
+    from interlock._client import registry as client
+
+    monkeypatch.setattr(client, "REPEAT_INTERVAL", 0.1)
+    locks = mode.interlock()
+    await mode.keep(locks.lock("a").acquire())
+    session = mode.session(locks)
+    await until(lambda: session.registry.has_entry and session.registry.sending is None)
+
+    async def refuses(script, *rest, call=session.server.call):
+        if script is REGISTRY.script:
+            raise ServerError("OOM no memory")
+        return await call(script, *rest)
+
+    session.server.call = refuses
+    await until(lambda: session.registry.refused)
+    assert clean.exists(INDEX)
+    await locks.close()
+    assert not clean.keys("{interlock:*")
+
+
+def report(clean, session, text=""):
+    entry = text or encode_entry("1", [Item("lock", session, "lock:", "h/1/t/r", 1, "x.py:1", 0.0, "", "")], [])
+    (script, keys, args) = ReportCall("h/1", session, "60000", entry).message
+    clean.eval(script.source, len(keys), *keys, *args)
+
+
+@pytest.mark.asyncio_only  # of the script
+async def test_many_sessions_of_a_process_cost_the_server_little(mode, clean):
+    def reads():
+        return clean.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"]
+
+    for i in range(20):
+        report(clean, f"session {i}")
+    before = reads()
+    for i in range(200):
+        report(clean, f"session {i % 20}")
+    assert reads() == before
+    for i in range(1000):
+        report(clean, f"more {i}")
+    assert clean.hlen(entries_key("h/1")) == 256
+    report(clean, "session 1", "still stored")
+    assert b"still stored" in clean.hget(entries_key("h/1"), "session 1")
+    assert len(await mode.interlock().ls()) == 255
+
+
+@pytest.mark.asyncio_only  # of the script
+async def test_a_new_entry_of_a_process_replaces_those_that_are_over(mode, clean):
+    key = entries_key("h/1")
+    for number in 30, 255, 256:
+        clean.delete(key)
+        clean.hset(key, mapping={f"old {i}": f"1000 {i}" for i in range(number)})
+        count = iter(range(10_000))
+
+        def cleaned(key=key, count=count):
+            report(clean, f"new {next(count)}")
+            return not clean.hexists(key, "old 1")
+
+        await until(cleaned)
+        assert clean.hlen(key) <= 16 + next(count)

@@ -409,6 +409,17 @@ class Core:
             raise self._busy_error(attempt, attempt.last_queued) from error
 
     async def _say_where(self, attempt: Attempt, error: AcquireTimeout, registry: Registry, until: float) -> None:
+        """Add to the error what is known of its holder by the time `until`. Raises no other error."""
+        try:
+            await self._add_place(attempt, error, registry, until)
+        except Exception:  # noqa: BLE001 (logged) others have written what is read there
+            log.exception(
+                "%s: the error does not say where its holder is",
+                attempt.resource,
+                extra=lock_fields(attempt.resource, token=attempt.token),
+            )
+
+    async def _add_place(self, attempt: Attempt, error: AcquireTimeout, registry: Registry, until: float) -> None:
         """Add to the error where its holder acquired the resource, if the caller has waited for a while.
 
         Returns by the time `until`. If the caller was part of a deadlock, or waited behind one, says that instead.

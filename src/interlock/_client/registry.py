@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from interlock._client.error_texts import server_error
 from interlock._client.long_waits import LongWaits
@@ -23,7 +23,7 @@ from interlock._client.places import enters_with, line_of
 from interlock._client.self_wait import lasts
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, RETRY_FOR
-from interlock._protocol.types import Disconnected, ServerError
+from interlock._protocol.types import Disconnected, ServerError, is_transient
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import (
@@ -41,6 +41,7 @@ from interlock.primitives.registry import (
     ReportCall,
     encode_entry,
     listed,
+    printable,
     process_of,
     read_message,
 )
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from interlock._client.places import Place
     from interlock._client.renewal import Renewal
     from interlock._client.waiting import Waiters
-    from interlock._protocol.types import Message, Server
+    from interlock._protocol.types import AutoResetEvent, Message, Server
     from interlock.primitives.registry import Entry, Listed
 
 REPORT_DELAY: Final = 1.0  # seconds until the first look: a section that is over by then costs no message
@@ -62,6 +63,9 @@ MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
 READ_BATCH: Final = 100  # processes that one write asks about
 MAX_FOUND: Final = 1000  # holders that the registry remembers for REPORT_INTERVAL
 MAX_LINES: Final = 1000  # lines of code that the registry remembers
+
+
+Said: TypeAlias = tuple[frozenset[str], frozenset[str]]  # the tokens of what is held, and of what waits
 
 
 class Found(NamedTuple):
@@ -92,14 +96,16 @@ class Registry:
         self.next_look = FOREVER
         self.reported_at = -FOREVER  # when the last report was sent
         self.entry_until = -FOREVER  # when the server forgets the last entry that it may have
-        self.reported: tuple[frozenset[str], frozenset[str]] | None = None  # tokens in the last report; None: no entry
+        self.reported: Said | None = None  # in the last report; None: no entry
         self.is_repeated = True  # whether the last report says the same as the one before
-        self.ended = False  # the session is closed
+        self.ended = False  # the session is closed: no report begins any more
+        self.sending: AutoResetEvent | None = None  # a report is under way; the event is set when it is done
         self.refused = False  # the server has refused an entry, and the log says so
         self.refused_until = -FOREVER  # until when this session writes none
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
         self._found: dict[str, Found] = {}  # what others said lately of the holder with this token
+        self._asking: dict[str, list[AutoResetEvent]] = {}  # of callers that wait for the answer to another's question
         self._lines: dict[Place | None, str] = {}
         self._withs: dict[Place, bool] = {}
 
@@ -121,9 +127,9 @@ class Registry:
         waits = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
         holds = self.renewal.held() if self.writes else []
         self.next_look = now + REPORT_INTERVAL if holds or waits else FOREVER  # first: look() may be called meanwhile
-        await self.long_waits.look(waits, REPORT_INTERVAL)
         if self.writes and now >= self.refused_until:
             await self._report(_oldest_leases(holds), _oldest_waits(waits), now)
+        await self.long_waits.look(waits, REPORT_INTERVAL)
 
     async def _report(self, holds: list[Grant], waits: list[Attempt], now: float) -> None:
         """Report these, if they are not those of the last report, or if that is long ago."""
@@ -142,16 +148,22 @@ class Registry:
             ttl_ms = str(int(ENTRY_TTL * 1000))
             self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
             await self._send(ReportCall(self.process_id, self.session_id, ttl_ms, entry).message, tokens)
-            if self.ended:  # meanwhile: the report may have arrived behind the message that deletes the entry
-                await self._send(self.leave_message(), None)
 
     @property
     def has_entry(self) -> bool:
         """Whether the server may have an entry of this session."""
         return self.reported is not None and self.runtime.now() < self.entry_until
 
-    def end(self) -> list[Message]:
-        """Write no more. Returns the message that deletes the entry, if there may be one."""
+    async def end(self, until: float) -> None:
+        """Begin no report any more, and wait for the one under way: it would arrive behind what deletes the entry."""
+        with self.runtime.mutex:
+            self.ended, self.next_look = True, FOREVER
+            sending = self.sending
+        if sending is not None:
+            await sending.wait(until)
+
+    def farewell(self) -> list[Message]:
+        """The message that deletes the entry, if there may be one."""
         self.ended, self.next_look = True, FOREVER
         return [self.leave_message()] if self.has_entry else []
 
@@ -159,27 +171,45 @@ class Registry:
         """The message that deletes the entry of this session."""
         return LeaveCall(self.process_id, self.session_id).message
 
-    async def _send(self, message: Message, tokens: tuple[frozenset[str], frozenset[str]] | None) -> None:
-        now = self.reported_at = self.runtime.now()
+    async def _send(self, message: Message, tokens: Said | None) -> None:
+        with self.runtime.mutex:
+            if self.ended:
+                return
+            sending = self.sending = self.runtime.event()
+        now, before = self.runtime.now(), self.reported
+        # Until the reply: an entry may be there, and is not as it should be.
+        self.reported_at, self.reported = now, (frozenset(), frozenset())
         script, keys, args = message
         try:
             await self.server.call(script, keys, args, now + CALL_TIMEOUT)
         except (Disconnected, LockError) as error:
-            log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
-            self.reported = (frozenset(), frozenset())  # unknown: an entry may be there, and is not as it should be
-            if tokens is None:
-                self.look()
+            self._on_no_answer(error, tokens)
         except ServerError as error:
-            if not self.refused:
-                log.info(
-                    "%s refuses the entries of the registry, so `interlock ls` does not show what this process holds "
-                    "[%s]. Allow the keys {interlock:processes}*, or make the Interlock with registry=False",
-                    self.server.display_url,
-                    error,
-                )
-            self.refused, self.refused_until, self.reported = True, now + REFUSED_INTERVAL, None
+            self.reported = before
+            if is_transient(str(error)):
+                self._on_no_answer(error, tokens)
+            else:
+                self._on_refusal(error, now)
         else:
-            self.reported = tokens
+            self.reported, self.refused = tokens, False
+        finally:
+            self.sending = None
+            sending.set()
+
+    def _on_no_answer(self, error: Exception, tokens: object) -> None:
+        log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
+        if tokens is None:
+            self.look()
+
+    def _on_refusal(self, error: ServerError, now: float) -> None:
+        if not self.refused:
+            log.info(
+                "%s refuses the entries of the registry, so `interlock ls` does not show what this process holds "
+                "[%s]. ls() raises the reason with a way out; or make the Interlock with registry=False",
+                self.server.display_url,
+                error,
+            )
+        self.refused, self.refused_until = True, now + REFUSED_INTERVAL
 
     # What this session has
 
@@ -243,7 +273,7 @@ class Registry:
         if found is None or found.party is None:
             return None
         party, later = found.party, now - found.asked_at
-        return Holding(party.place, party.seconds + later, party.reported_ago if party.is_silent else 0.0)
+        return Holding(printable(party.place), party.seconds + later, party.reported_ago if party.is_silent else 0.0)
 
     async def holder_waits(self, token: str, until: float) -> bool:
         """Whether the holder with this token waits for something, as its process has said lately."""
@@ -251,18 +281,38 @@ class Registry:
         return found is not None and found.waits
 
     async def _ask(self, token: str, until: float) -> Found | None:
-        """What its process says of the holder with this token. None if no answer comes in time."""
-        now, found = self.runtime.now(), self._found.get(token)
-        if found is None or found.asked_at + REPORT_INTERVAL < now:
-            try:
-                found = await self._find(token, now, until)
-            except (Disconnected, ServerError, LockError) as error:
-                log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
-                return None
-            if len(self._found) >= MAX_FOUND:
-                self._found.clear()
-            self._found[token] = found
+        """What its process says of the holder with this token. None if no answer comes in time.
+
+        Many callers may ask at the same moment, as their time is over together: the first of them asks the server.
+        """
+        answered = self.runtime.event()
+        with self.runtime.mutex:
+            if (found := self._known(token)) is not None:
+                return found
+            is_first = token not in self._asking
+            self._asking.setdefault(token, []).append(answered)
+        if not is_first:
+            await answered.wait(until)
+            return self._known(token)
+        try:
+            now = self.runtime.now()
+            found = await self._find(token, now, until)
+            with self.runtime.mutex:
+                if len(self._found) >= MAX_FOUND:
+                    self._found.clear()
+                self._found[token] = found
+        except (Disconnected, ServerError, LockError) as error:
+            log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
+        finally:
+            with self.runtime.mutex:
+                others = self._asking.pop(token, [])
+            for answered in others:
+                answered.set()
         return found
+
+    def _known(self, token: str) -> Found | None:
+        found = self._found.get(token)
+        return found if found is not None and self.runtime.now() <= found.asked_at + REPORT_INTERVAL else None
 
     async def read(self, pattern: str = "*") -> list[Listed]:
         """What all processes hold and wait for. Raises Unavailable or ConfigError."""

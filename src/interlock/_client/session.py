@@ -177,7 +177,7 @@ class Session:
 
         Returns by the time `until` at the latest.
         """
-        messages = [*(release_message(attempt) for attempt in attempts), *self.registry.end()]
+        messages = [*(release_message(attempt) for attempt in attempts), *self.registry.farewell()]
         for i in range(0, len(messages), RELEASE_BATCH):
             replies = await server.call_many(messages[i : i + RELEASE_BATCH], until)
             if all(isinstance(reply, Exception) for reply in replies):
@@ -189,6 +189,7 @@ class Session:
         now = self.runtime.now()
         try:
             await self.leaving.read_all(now + CLOSE_TIMEOUT / 2)
+            await self.registry.end(now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
 
