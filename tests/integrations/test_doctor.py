@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import redis
 
+from harness.modes import wait_until
 from harness.topology import Sentinels
+from interlock import Interlock, LockError
 from interlock.cli import app
-from interlock.cli.doctor.checks import Level, findings
+from interlock.cli.doctor.checks import Level, findings, of_callers
 from interlock.cli.doctor.facts import Facts, ServerFacts
 from interlock.embedded import Server
+from interlock.primitives.deadlocks import find
+from interlock.primitives.registry import Listed, Party
 
 pytestmark = pytest.mark.runs_on(
     "its own servers", modes="threads", starts="servers of valkey-9.1, sentinels, a cluster, a quorum of them"
@@ -99,6 +107,44 @@ def test_servers_that_are_set_up_well_have_no_warning():
         assert not found[Level.DANGER] and not found[Level.WARNING], found
 
 
+# The callers
+
+
+def said(caller, seconds=60.0, ago=1.0, *, lasting=True):
+    return Party(
+        token="t", fence=1, host="web", pid=7, label="", caller=caller, place=f"{caller}.py:1", seconds=seconds,
+        reported_ago=ago, trace_id="", caller_id=caller, permits=1, limit=1, lasting=lasting,
+    )  # fmt: skip
+
+
+def a_ring(**more):
+    return [
+        Listed("lock", "a", "lock:", (said("A", **more),), (said("B"), said("C"))),
+        Listed("lock", "b", "lock:", (said("B"),), (said("A"),)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("things", "level", "says"),
+    [
+        (a_ring(), Level.DANGER, ["2 callers wait for each other, for 60 s, and 1 more behind them: ", "multi()",
+         "web/7/A holds lock 'a' since A.py:1 and waits for lock 'b' at A.py:1", "since B.py:1", "interlock revoke"]),
+        (a_ring(lasting=False), Level.WARNING, ["2 callers probably wait for each other"]),
+        ([Listed("lock", "a", "lock:", (said("A"),), (said("A"),))], Level.DANGER, ["a caller waits for itself"]),
+        ([Listed("lock", name, "lock:", (said("A", ago=21),), ()) for name in "ab"], Level.WARNING,
+         ["web/7 holds lock 'a' since A.py:1 and 1 more, and has said nothing for 21 s", "interlock show a"]),
+    ],
+)  # fmt: skip
+def test_callers_that_are_stuck_and_processes_that_are_silent_have_findings(things, level, says):
+    (found,) = of_callers(things)
+    assert found.level == level
+    assert all(words in f"{found.subject} {found.text} {found.advice}" for words in says), found
+
+
+def test_callers_that_work_have_none():
+    assert list(of_callers([Listed("lock", "a", "lock:", (said("A"),), (said("B"),))])) == []
+
+
 # The command
 
 
@@ -131,6 +177,31 @@ def test_the_doctor_tries_a_lock_and_leaves_nothing_that_lasts(doctor, monkeypat
         assert status == 1 and "noeviction" in found[Level.DANGER]
 
 
+def test_the_doctor_names_both_lines_of_a_deadlock(doctor, monkeypatch):
+    monkeypatch.setattr("interlock._client.registry.REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr("interlock.primitives.deadlocks.MIN_TOGETHER", 0.02)
+    monkeypatch.setattr("interlock.cli.doctor.checks.find", partial(find, min_wait=0.0))
+    ready = threading.Barrier(2)
+
+    def nested(first, second):
+        with contextlib.suppress(LockError), first:
+            ready.wait()
+            second.acquire()
+
+    with Server() as server, Interlock(server.url) as locks, ThreadPoolExecutor(2) as pool:
+        a, b = locks.lock("a"), locks.lock("b")
+        for each in ((a, b), (b, a)):
+            pool.submit(nested, *each)
+        try:
+            wait_until(lambda: sum(len(each.waiters) for each in locks.ls()) == 2)
+            wait_until(lambda: "wait for each other" in doctor("--url", server.url)[1][Level.DANGER])
+            status, found = doctor("--url", server.url)
+        finally:
+            locks.close()
+    assert status == 1
+    assert found[Level.DANGER].count("test_doctor.py:") == 4
+
+
 def test_missing_rights_show(doctor):
     with Server() as server, redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "mute", "on", ">secret", "~*", "resetchannels", "+@all", "-publish")
@@ -140,6 +211,8 @@ def test_missing_rights_show(doctor):
         assert doctor("--strict", "--url", url)[0] == 1
         client.execute_command("ACL", "SETUSER", "mute", "-xrevrange")
         assert "+xadd +xrevrange" in doctor("--url", url)[1][Level.NOTE]
+        client.execute_command("ACL", "SETUSER", "mute", "resetkeys", "~lock:*", "~{lock:*")
+        assert "the keys ~{interlock:processes}*" in doctor("--url", url)[1][Level.NOTE]
         client.execute_command("ACL", "SETUSER", "mute", "-set")
         status, found = doctor("--url", url)
         assert status == 1 and "cannot be acquired" in found[Level.DANGER]

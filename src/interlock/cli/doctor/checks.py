@@ -8,13 +8,16 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from interlock._connect.server_check import OLDEST_VERSION, parse_version
+from interlock.primitives.deadlocks import WAY_OUT, find
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from interlock.primitives.registry import Listed, Party
 
     from .facts import Facts, ServerFacts
 
-__all__ = ["Finding", "Level", "findings"]
+__all__ = ["Finding", "Level", "by_level", "findings", "of_callers"]
 
 MAX_LATENCY: Final = 0.05  # seconds
 MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
@@ -52,6 +55,11 @@ def findings(facts: Facts, *, max_ttl: float = YOUNG) -> list[Finding]:
         found += _of_server(server, max_ttl)
     if facts.kind != "server":
         found += {"quorum": _of_quorum, "sentinel": _of_sentinels, "cluster": _of_cluster}[facts.kind](facts)
+    return by_level(found)
+
+
+def by_level(found: Iterable[Finding]) -> list[Finding]:
+    """The findings, the worst first."""
     order = list(Level)
     return sorted(found, key=lambda finding: -order.index(finding.level))
 
@@ -173,6 +181,40 @@ def _of_role(server: ServerFacts) -> Iterator[Finding]:
             server.url,
             f"has {connected} replicas, and takes writes only with {needed}",
             "Start its replicas, or lower min-replicas-to-write",
+        )
+
+
+# The callers
+
+
+def of_callers(things: Sequence[Listed]) -> Iterator[Finding]:
+    """What processes say of themselves: callers that wait for each other, and processes that say nothing any more."""
+    for found in find(things):
+        number = len(found.members)
+        subject, whom = (f"{number} callers", "each other") if number > 1 else ("a caller", "itself")
+        behind = f", and {found.behind} more behind them" if found.behind else ""
+        probably = "" if found.certain else "probably "
+        yield Finding(
+            Level.DANGER if found.certain else Level.WARNING,
+            subject,
+            f"{probably}wait{'' if number > 1 else 's'} for {whom}, for {_span(str(found.seconds))}{behind}: "
+            + "; ".join(member.sentence() for member in found.members),
+            f"{WAY_OUT}. To end it now: interlock revoke one of these names",
+        )
+    silent: dict[str, list[tuple[Listed, Party]]] = {}
+    for thing in things:
+        for party in thing.holders:
+            if party.is_silent:
+                silent.setdefault(f"{party.host}/{party.pid}", []).append((thing, party))
+    for process, held in silent.items():
+        thing, party = held[0]
+        more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+        yield Finding(
+            Level.WARNING,
+            process,
+            f"holds {thing.kind} {thing.name!r} since {party.place}{more}, and has said nothing for "
+            f"{party.reported_ago:.0f} s: it is dead, stopped or cut off",
+            f"Look at that process. If it is dead, its leases end by themselves: interlock show {thing.name} says when",
         )
 
 

@@ -10,8 +10,8 @@ from rich.text import Text
 from interlock.cli.options import AsJson, Prefix, Urls, require_url
 from interlock.cli.output import console, print_json, safe
 
-from .checks import Finding, Level, findings
-from .trial import read_the_audit, try_a_lock
+from .checks import Finding, Level, by_level, findings
+from .trial import ask_the_callers, read_the_audit, try_a_lock
 
 __all__ = ["app"]
 
@@ -48,6 +48,7 @@ def doctor(
         found.append(try_a_lock(urls, prefix))
         if (of_audit := read_the_audit(urls, prefix)) is not None:
             found.append(of_audit)
+        found = by_level([*found, *ask_the_callers(urls, prefix)])
     if as_json:
         print_json([finding.as_json() for finding in found])
     else:

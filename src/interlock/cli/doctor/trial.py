@@ -12,12 +12,12 @@ from interlock._protocol.run import run
 from interlock.cli.options import connect
 from interlock.errors import LockError
 
-from .checks import Finding, Level
+from .checks import Finding, Level, of_callers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["read_the_audit", "try_a_lock"]
+__all__ = ["ask_the_callers", "read_the_audit", "try_a_lock"]
 
 TIMEOUT: Final = 5.0  # seconds for the trial
 SLOW_HANDOVER: Final = 0.5  # seconds: a push takes far less, the poll of a waiter about one second
@@ -66,3 +66,15 @@ def read_the_audit(urls: Sequence[str], prefix: str) -> Finding | None:
                 "Give its user the keys ~{interlock:audit} and the rights +xadd +xrevrange",
             )  # fmt: skip
     return None
+
+
+def ask_the_callers(urls: Sequence[str], prefix: str) -> list[Finding]:
+    """What processes say of themselves, and whether this user may read that."""
+    with connect(urls, prefix) as locks:
+        try:
+            return list(of_callers(locks.ls()))
+        except LockError as error:
+            return [Finding(
+                Level.NOTE, "the registry", f"of what processes hold and wait for can't be read: {error}",
+                "Give its user the keys ~{interlock:processes}*",
+            )]  # fmt: skip
