@@ -213,6 +213,17 @@ def test_a_reader_that_has_enough_is_no_error(server):
     assert not ran.stderr
 
 
+def test_output_that_cannot_be_written_is_one_line_at_most(server):
+    environment = {**os.environ, "INTERLOCK_URL": server.url}
+    for words, status in (("show x >/dev/full", 74), ("show x --json >/dev/full", 74), ("show x >&-", 1),
+                          ("show x --json >&-", 1), ("run other -- true >&- 2>&- <&-", 0)):  # fmt: skip
+        ran = subprocess.run(
+            f"{INTERLOCK} {words}", shell=True, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ran.returncode == status, f"{words}: {ran.stderr}"
+        assert len(ran.stderr.splitlines()) == (status == 74)
+
+
 def test_no_color_is_obeyed_on_a_terminal(server):
     def shown(**environment):
         kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "NO_COLOR"}}

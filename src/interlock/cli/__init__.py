@@ -5,6 +5,7 @@ Each worker process of the demo imports this module, so it imports neither typer
 
 from __future__ import annotations
 
+import os
 import sys
 
 from interlock.cli.exit_status import EX_UNAVAILABLE, INTERRUPTED
@@ -14,10 +15,20 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line, and exit with the command's status, or with 64 after a bad option."""
+    _open_standard_streams()
     try:
         sys.exit(_run())
     except KeyboardInterrupt:  # before or behind what `run` does
         sys.exit(INTERRUPTED)
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed, as by `>&-`: else a socket gets such a number, and a command gets the socket."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode))
 
 
 def _run() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
 from importlib import import_module
@@ -13,8 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from interlock import __version__
-from interlock.cli.escape import safe
-from interlock.cli.exit_status import EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
+from interlock.cli.escape import discard_output, safe
+from interlock.cli.exit_status import EX_IOERR, EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]
@@ -84,8 +83,11 @@ def run() -> int:
         status = _run()
         sys.stdout.flush()
     except BrokenPipeError:  # as in `interlock ls | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 128 + signal.SIGPIPE
+    except OSError as error:  # a full disk, a terminal that is gone
+        discard_output()
+        return _complain(str(error), EX_IOERR)
     return status
 
 

@@ -1,15 +1,21 @@
-"""Words of others, made harmless for a terminal."""
+"""Words of others, made harmless for a terminal; and output that nobody takes. Imports little."""
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from typing import Final
 
-__all__ = ["safe"]
+__all__ = ["discard_output", "safe"]
 
 # Categories of Unicode: control characters, formats such as a change of the direction, halves of surrogates, ends of
 # lines and paragraphs.
 _UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+
+
+def discard_output() -> None:
+    """Write what is still to be written to nowhere: else Python complains at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def safe(text: object) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.text import Text
 
-from interlock.cli.escape import safe
+from interlock.cli.escape import discard_output, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,10 +64,9 @@ def print_table(out: Console, heads: Sequence[str], rows: Sequence[Sequence[str]
 def print_json(value: object) -> None:
     """Print one JSON value, all in ASCII, so that no terminal and no encoding changes it."""
     try:
-        print(json.dumps(value, indent=2))
-        sys.stdout.flush()
+        print(json.dumps(value, indent=2), flush=True)
     except BrokenPipeError:  # as in `... --json | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
 
 
 def span(seconds: float) -> str:
