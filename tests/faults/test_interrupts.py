@@ -29,6 +29,7 @@ import interlock.aio
 from harness.modes import until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
+from interlock._client.observer import Observer, observe, stop_observing
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
 from interlock._transports.asyncio.runtime import AutoResetEvent
@@ -208,7 +209,18 @@ async def test_an_interrupt_at_any_step_of_a_section_leaves_nothing_held(server,
         await until(lambda: nothing_renewed(locks) and not held(clean))
 
 
+@pytest.fixture(params=[False, True], ids=["", "observed"])
+def observed(request):
+    """Without an observer, and with one."""
+    observer = Observer()
+    if request.param:
+        observe(observer)
+    yield
+    stop_observing(observer)
+
+
 @rule(8, 11)
+@pytest.mark.usefixtures("observed")
 def test_an_interrupt_at_any_step_neither_holds_the_lock_nor_keeps_its_own_thread_out(server, clean):
     with interlock.Interlock(server.url) as locks:
         one = locks.lock("a", timeout=5)

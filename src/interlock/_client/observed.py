@@ -23,29 +23,32 @@ class ObservedCore(Core):
         if attempt.make_lease is None:  # at a latch or a barrier, where nobody holds anything
             return await super().acquire(attempt)
         report_begin(attempt, self.runtime.now())
+        lease = None
         try:
             lease = await super().acquire(attempt)
+            report_acquired(lease._grant, self.runtime.now())
         except BaseException as error:
-            report_not_acquired(attempt, error, self.runtime.now())
+            if lease is not None:  # an interrupt: nobody will use the lease
+                self.release_in_background(lease._grant)
+            else:
+                report_not_acquired(attempt, error, self.runtime.now())
             raise
-        self._report_acquired(lease._grant)
         return lease
 
     def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
         """See Core."""
-        lease = super().lease_from_grant(attempt, fence, sent, handover_ttl)
-        # Else acquire() reports it: but not one of several in one step, or one that began before anybody observed.
-        if lease is not None and attempt.observation is None:
-            report_begin(attempt, sent)
-            self._report_acquired(lease._grant)
-        return lease
-
-    def _report_acquired(self, grant: Grant) -> None:
+        lease = None
         try:
-            report_acquired(grant, self.runtime.now())
-        except BaseException:  # an interrupt: nobody will use the lease
-            self.release_in_background(grant)
+            lease = super().lease_from_grant(attempt, fence, sent, handover_ttl)
+            # Else acquire() reports it: but not one of several in one step, or one that began before anybody observed.
+            if lease is not None and attempt.observation is None:
+                report_begin(attempt, sent)
+                report_acquired(lease._grant, self.runtime.now())
+        except BaseException:
+            if lease is not None:  # as above
+                self.release_in_background(lease._grant)
             raise
+        return lease
 
     async def release(self, grant: Grant) -> bool:
         """See Core."""
@@ -75,10 +78,9 @@ class ObservedCore(Core):
 
     def release_in_background(self, grant: Grant) -> AutoResetEvent:
         """See Core."""
-        now = self.runtime.now()
         undone = super().release_in_background(grant)
         if grant.end_reason == Grant.RELEASED:
-            report_released(grant, now)
+            report_released(grant, self.runtime.now())
         return undone
 
 
