@@ -570,3 +570,11 @@ def test_on_a_terminal_wait_shows_who_holds_it_and_show_has_colours_unless_no_co
         coloured, plain = terminal("show", "a"), terminal("show", "a", NO_COLOR="1")
         assert "\x1b[33mheld" in coloured.read()
         assert "\x1b[3" not in plain.read()
+
+
+def test_revoke_does_not_say_that_a_silent_holder_gave_it_back(locks, interlock):
+    lease = locks.lock("a", ttl=1, renew=False).acquire()
+    status, written, _ = interlock("revoke", "a", "--reason", "it is silent", "--grace", "10")
+    assert status == 0 and "did not give it back, but its lease ended after" in written
+    assert "its lease ended after" in interlock("audit", "a")[1]
+    assert lease.lost.is_set()

@@ -180,9 +180,12 @@ class Revoke:
         left = self._wait_for_release(seen, began)
         if not left:
             took = time.monotonic() - began
-            run(asking.note(f"released after {took:.1f} s"))
+            # Nobody renews a lease that was revoked. A holder that is dead or stopped gives nothing back.
+            ended = any(holder.remaining is not None and holder.remaining - PAUSE <= took for holder in seen)
+            run(asking.note(f"{'its lease ended' if ended else 'released'} after {took:.1f} s"))
             outcome.result = "released"
-            outcome.text = f"{self.shown}: {_names(seen)} gave it back after {span(took)}{self._now()}"
+            how = "did not give it back, but its lease ended" if ended else "gave it back"
+            outcome.text = f"{self.shown}: {_names(seen)} {how} after {span(took)}{self._now()}"
             return outcome
         run(asking.note(f"not released within {self.grace:g} s"))
         if self.force:
