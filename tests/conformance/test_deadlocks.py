@@ -27,6 +27,7 @@ def _soon(monkeypatch):
     from interlock._client import registry as client
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
     monkeypatch.setattr(deadlock_search, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
     monkeypatch.setattr(core, "MIN_WAIT_TO_ASK", 0.5)
