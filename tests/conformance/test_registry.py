@@ -298,20 +298,22 @@ def foreign(place="x.py:1", fence=1.0):
     return ["lock", "a", "lock:", FOREIGN, fence, place, 0, "", ""]
 
 
-async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, clean):
+async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, clean, monkeypatch):
+    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
     locks = mode.interlock()
     for place, fence in (("x.py:1", float("inf")), ("x.py:1", float("nan")), (["x"], 1)):
         said_by_foreign(clean, [foreign(place, fence)])
-        error = await waits_for(locks.lock("a"), 1.0)
+        error = await waits_for(locks.lock("a"), 0.4)
         assert type(error) is AcquireTimeout, repr(error)
         assert (error.holder, error.place) == (FOREIGN, None)
     said_by_foreign(clean, [foreign("x.py:1\n\x1b[31mred")])
-    error = await waits_for(mode.interlock().lock("a"), 1.0)
+    error = await waits_for(mode.interlock().lock("a"), 0.4)
     assert error.place == r"x.py:1\n\x1b[31mred"
     assert str(error).isprintable()
 
 
-async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog):
+async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog, monkeypatch):
+    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()
 
@@ -320,12 +322,13 @@ async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog):
 
     await (await locks.lock("b").acquire()).release()
     mode.session(locks).registry.holding = fails
-    error = await waits_for(locks.lock("a"), 1.0)
+    error = await waits_for(locks.lock("a"), 0.4)
     assert type(error) is AcquireTimeout
     assert "does not say where its holder is" in caplog.text
 
 
-async def test_the_question_and_the_undo_share_their_time(mode, clean):
+async def test_the_question_and_the_undo_share_their_time(mode, clean, monkeypatch):
+    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()
     await (await locks.lock("b").acquire()).release()
@@ -340,7 +343,7 @@ async def test_the_question_and_the_undo_share_their_time(mode, clean):
 
     session.registry.holding = asks
     session.undo.add = lambda attempt, add=session.undo.add: add(attempt) and Undone()
-    assert type(await waits_for(locks.lock("a"), 1.0)) is AcquireTimeout
+    assert type(await waits_for(locks.lock("a"), 0.4)) is AcquireTimeout
     asked, undone = ends
     assert asked == undone
 
@@ -437,6 +440,40 @@ async def test_a_refused_report_leaves_the_last_entry_to_be_deleted(mode, clean,
     assert clean.exists(INDEX)
     await locks.close()
     assert not clean.keys("{interlock:*")
+
+
+async def test_an_entry_names_the_caller_to_which_a_lease_has_passed(mode):
+    locks, others = mode.interlock(), mode.interlock()
+    lease = await locks.lock("a").acquire()
+    wait = waits_for(locks.lock("a"))
+
+    async def waiters():
+        return [waiter for each in await others.ls() for waiter in each.waiters]
+
+    await until(waiters)
+    (waiter,) = await waiters()
+    await lease.release()
+    following = await wait
+    assert following.token == lease.token  # it has passed
+
+    async def said():
+        return [holder for holder in await holders_of(others) if holder.fence == following.fence]
+
+    await until(said)
+    (holder,) = await said()
+    assert (holder.caller, holder.caller_id) == (waiter.caller, waiter.caller_id)
+    await following.release()
+
+
+async def test_a_long_wait_for_a_caller_of_this_process_is_logged_without_a_registry(mode, caplog, monkeypatch):
+    monkeypatch.setattr(long_waits, "FIRST", 0.2)
+    caplog.set_level(logging.INFO, "interlock")
+    locks = mode.interlock(registry=False)
+    lease = await locks.lock("a").acquire()
+    wait = waits_for(locks.lock("a"))
+    await until(lambda: f"held by {lease.token}, for" in caplog.text)
+    await lease.release()
+    assert await (await wait).release()
 
 
 def report(clean, session, text=""):

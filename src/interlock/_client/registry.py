@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import heapq
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from interlock._client.error_texts import server_error
 from interlock._client.long_waits import LongWaits
 from interlock._client.places import enters_with, line_of
-from interlock._client.self_wait import lasts
+from interlock._client.self_wait import lasts, name_of_caller
 from interlock._protocol.log import log
+from interlock._protocol.names import token_part
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import Disconnected, ServerError, is_transient
 from interlock.errors import LockError, Unavailable
@@ -77,6 +79,14 @@ class Found(NamedTuple):
     """Whether the holder waits for something."""
 
 
+@dataclass(slots=True)
+class Question:
+    """One about a holder, which is under way."""
+
+    waiting: list[AutoResetEvent]  # for the answer
+    found: Found | None
+
+
 class Registry:
     """The entry of one session, and what all sessions say."""
 
@@ -105,7 +115,7 @@ class Registry:
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
         self._found: dict[str, Found] = {}  # what others said lately of the holder with this token
-        self._asking: dict[str, list[AutoResetEvent]] = {}  # of callers that wait for the answer to another's question
+        self._asking: dict[str, Question] = {}  # by the token of the holder
         self._lines: dict[Place | None, str] = {}
         self._withs: dict[Place, bool] = {}
 
@@ -114,6 +124,11 @@ class Registry:
         if self.next_look == FOREVER and not self.ended:
             self.next_look = max(self.runtime.now() + REPORT_DELAY, self.reported_at + REPORT_INTERVAL)
             self.wake_at(self.next_look)
+
+    def look_for_cohorts(self) -> None:
+        """The same, if callers wait in a cohort: then no heartbeat lets anybody look."""
+        if self.renewal.cohorts.next_look != FOREVER:
+            self.look()
 
     def due(self) -> float:
         """When the worker must run this task."""
@@ -223,6 +238,8 @@ class Registry:
 
     def _item(self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False) -> Item:
         resource, caller = attempt.resource, attempt.caller() if attempt.caller is not None else None
+        if resource.owner_prefix:  # the owner counts, whichever thread or task it is
+            caller = None
         prefix = resource.keys[0].removesuffix(resource.name)
         args = resource.acquire_args
         permits, limit = (int(args.permits), int(args.limit)) if isinstance(args, PermitArgs) else (1, 1)
@@ -235,10 +252,11 @@ class Registry:
             self._line_of(attempt.place),
             max(0.0, age),
             attempt.trace_id,
-            "" if caller is None or resource.owner_prefix else f"{id(caller):x}",
+            "" if caller is None else f"{id(caller):x}",
             permits,
             limit,
             int(lasting),
+            "" if caller is None else token_part(name_of_caller(caller)),
         )
 
     def _lasts(self, grant: Grant) -> bool:
@@ -290,25 +308,25 @@ class Registry:
             if (found := self._known(token)) is not None:
                 return found
             is_first = token not in self._asking
-            self._asking.setdefault(token, []).append(answered)
+            question = self._asking.setdefault(token, Question([], None))
+            question.waiting.append(answered)
         if not is_first:
             await answered.wait(until)
-            return self._known(token)
+            return question.found
         try:
-            now = self.runtime.now()
-            found = await self._find(token, now, until)
+            question.found = await self._find(token, self.runtime.now(), until)
             with self.runtime.mutex:
                 if len(self._found) >= MAX_FOUND:
                     self._found.clear()
-                self._found[token] = found
+                self._found[token] = question.found
         except (Disconnected, ServerError, LockError) as error:
             log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
         finally:
             with self.runtime.mutex:
-                others = self._asking.pop(token, [])
-            for answered in others:
-                answered.set()
-        return found
+                del self._asking[token]
+            for each in question.waiting:
+                each.set()
+        return question.found
 
     def _known(self, token: str) -> Found | None:
         found = self._found.get(token)

@@ -13,7 +13,7 @@ All else is logged. (2) A call that does not wait never raises a Deadlock.
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import about
 from interlock._client.places import calling_place, encloses_this_call, line_of
@@ -97,6 +97,11 @@ def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str
 def kind_of_caller(caller: object) -> str:
     """A thread or a task, as messages call it."""
     return "thread" if isinstance(caller, threading.Thread) else "task"
+
+
+def name_of_caller(caller: Any) -> str:
+    """The name of a thread or task."""
+    return str(caller.name if isinstance(caller, threading.Thread) else caller.get_name())
 
 
 def lasts(grant: Grant) -> bool:

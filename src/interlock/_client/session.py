@@ -99,8 +99,7 @@ class Session:
             writes=self.writes_registry,
         )
         self.waiters.on_tick = self.registry.look
-        if self.writes_registry:
-            self.renewal.ends.on_tick = self.registry.look
+        self.renewal.ends.on_tick = self.registry.look if self.writes_registry else self.registry.look_for_cohorts
         grant_log.look()
         self.core = core_type()(
             server,

@@ -123,6 +123,9 @@ class Item(NamedTuple):
     limit: int = 0
     lasting: int = 0
     """1 if nothing but the end of a `with` or of a decorated call ends the lease."""
+    caller: str = ""
+    """The name of its thread or task. The token names another one, if the lease or the place in the queue has passed
+    from caller to caller."""
 
 
 def encode_entry(library: str, holds: Iterable[Item], waits: Iterable[Item]) -> str:
@@ -169,7 +172,7 @@ def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
     for fields in stored:
         # A later version may add fields behind these.
         item = Item(*fields[: len(Item._fields)])
-        for text in (*item[:4], item.place, item.trace_id, item.caller_id):
+        for text in (*item[:4], item.place, item.trace_id, item.caller_id, item.caller):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
                 raise TypeError
         if not math.isfinite(float(item.age)):
@@ -189,7 +192,7 @@ def party_of(process: str, item: Item, ago: float) -> Party:
         host=host,
         pid=int(pid),
         label=label,
-        caller=item.token.split("/")[-2] if item.token.count("/") >= 2 else "?",
+        caller=item.caller or (item.token.split("/")[-2] if item.token.count("/") >= 2 else "?"),
         place=item.place,
         seconds=float(item.age) + ago,
         reported_ago=ago,
