@@ -147,3 +147,13 @@ async def test_a_revocation_without_a_reason_is_noted_nowhere(mode):
         with pytest.raises(ConfigError, match="needs a reason"):
             await locks.lock("a").revoke(reason)
     assert await audited(locks) == []
+
+
+@pytest.mark.not_on_a_quorum
+async def test_bytes_that_are_no_text_keep_nobody_from_revoking(mode):
+    locks = mode.interlock()
+    await mode.keep(locks.lock("a").acquire())
+    assert await mode.interlock().lock("a").revoke("it\x9b31mhangs \udcff")  # as argv has them
+    (asked,) = await audited(locks)
+    assert asked.reason == "it 31mhangs"
+    assert "needs a reason" in str(await outcome(locks.lock("a").revoke("\udcff\x85")))

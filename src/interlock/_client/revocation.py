@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 REVOKED: Final = "revoked"
 NOTHING_DONE: Final = "nothing: its holder had gone"
 MAX_REASON: Final = 200  # characters
+_NO_TEXT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")  # control characters, bytes of no text
 
 
 def reason_text(resource: Resource, reason: object) -> str:
     """The reason for a revocation, on one line. Raises ConfigError if that is nothing."""
-    why = re.sub(r"[\x00-\x1f\x7f]+", " ", reason).strip()[:MAX_REASON] if isinstance(reason, str) else ""
+    why = _NO_TEXT.sub(" ", reason).strip()[:MAX_REASON] if isinstance(reason, str) else ""
     if not why:
         raise about(
             resource,
