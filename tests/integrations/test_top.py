@@ -123,7 +123,7 @@ def top(server):
 
 def test_a_person_sees_who_holds_what_where_and_who_waits_for_whom(top, held):
     shown = top(columns=80, lines=24)
-    screen = shown.shows("stock", "A DEADLOCK OF 2 CALLERS", "1 process;")
+    screen = shown.shows("stock", "A DEADLOCK OF 2 CALLERS", "1 process;", " clients")
     assert len(screen.splitlines()) <= 24
     assert max(map(len, screen.splitlines())) <= 80
     assert re.search(rf"stock +lock +\S+ +1 +\S+ +shop@\S+ +\S*{HERE}:\d+", screen)

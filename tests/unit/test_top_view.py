@@ -42,7 +42,13 @@ def a_snapshot() -> Snapshot:
         Listed("once", "nightly", "jobs:", (party("cron-2", place="/srv/jobs/report.py:44", seconds=187, ago=21),), ()),
     )  # fmt: skip
     return Snapshot(
-        "redis://locks:6379/0", taken_at=0.0, ping=0.0004, things=things, deadlocks=tuple(find(things)), processes=10
+        "redis://locks:6379/0",
+        taken_at=0.0,
+        ping=0.0004,
+        things=things,
+        deadlocks=tuple(find(things)),
+        processes=10,
+        clients=24,
     )
 
 

@@ -47,6 +47,12 @@ class Snapshot:
     """How many processes hold something or wait."""
     details: View | None = None
     """What the server says of the name whose details are shown."""
+    clients: int | None = None
+    """How many clients are connected to the server; None if it does not say, or is several servers."""
+    rows: dict[tuple[str, str], list[Listed]] = field(
+        default_factory=dict[tuple[str, str], list["Listed"]], init=False, repr=False, compare=False
+    )
+    """The rows of the view by order and filter, once it has made them."""
 
     @property
     def holding(self) -> int:
@@ -69,6 +75,7 @@ class Snapshot:
             "url": self.url,
             "ping": self.ping,
             "processes": self.processes,
+            "clients": self.clients,
             "deadlocks": [asdict(each) | {"seconds": each.seconds} for each in self.deadlocks],
             "things": [asdict(each) for each in self.things],
         }
@@ -117,7 +124,15 @@ class Source:
             deadlocks=tuple(find(every)),  # of any name: a deadlock keeps callers waiting that want other names
             processes=len({_process(party) for each in every for party in (*each.holders, *each.waiters)}),
             details=self._details(details),
+            clients=self._clients(),
         )
+
+    def _clients(self) -> int | None:
+        if len(self.urls) > 1:
+            return None
+        from interlock.cli.doctor.facts import connected_clients  # noqa: PLC0415  # imports redis-py, as facts do
+
+        return connected_clients(self.urls[0] if self.urls else None)
 
     def _details(self, thing: ThingName | None) -> View | None:
         if thing is not None:

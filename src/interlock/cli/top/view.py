@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SORTS", "State", "draw", "press", "rows_of"]
 
-SORTS: Final[dict[str, Callable[[Listed], object]]] = {  # by name: the smallest key stands first
+SORTS: Final[dict[str, Callable[[Listed], Any]]] = {  # by name: the smallest key stands first
     "waiting": lambda row: (-len(row.waiters), -_oldest(row.waiters), -_oldest(row.holders), name_of(row)),
     "oldest": lambda row: (-max(_oldest(row.holders), _oldest(row.waiters)), name_of(row)),
     "name": lambda row: (row.name, row.kind, row.prefix),
@@ -138,7 +138,11 @@ def _move(state: State, steps: int, snapshot: Snapshot) -> State:
 def rows_of(state: State, snapshot: Snapshot) -> list[Listed]:
     """The rows in their order, without those that the filter leaves out."""
     text = (state.filter if state.typing is None else state.typing).casefold()
-    return sorted((row for row in snapshot.things if text in _searched(row)), key=SORTS[state.sort])  # type: ignore[arg-type]
+    rows = snapshot.rows.get((state.sort, text))
+    if rows is None:
+        found = [row for row in snapshot.things if text in _searched(row)] if text else snapshot.things
+        rows = snapshot.rows[state.sort, text] = sorted(found, key=SORTS[state.sort])
+    return rows
 
 
 def _searched(row: Listed) -> str:
@@ -179,7 +183,8 @@ def draw(state: State, snapshot: Snapshot, width: int, height: int, now: float) 
 
 def _heading(state: State, snapshot: Snapshot, width: int, age: float) -> Iterator[Text]:
     ping = "" if snapshot.ping is None else f"  {snapshot.ping * 1000:.1f} ms"
-    yield Text.assemble(("interlock top  ", "bold"), safe(snapshot.url), (ping, "dim"))
+    clients = "" if snapshot.clients is None else f", {snapshot.clients} clients"
+    yield Text.assemble(("interlock top  ", "bold"), safe(snapshot.url), (ping + clients, "dim"))
     if snapshot.error:
         since = f" for {span(age)}" if snapshot.ping is not None else ""
         lines = Text(f"no answer{since}, trying on: {safe(snapshot.error)}", "bold red").wrap(Console(), width)
