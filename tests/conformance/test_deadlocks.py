@@ -77,7 +77,7 @@ def line(text):
 async def test_two_callers_of_one_process(mode):
     locks = mode.interlock()
     a, b = locks.lock("a"), locks.lock("b")
-    one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [1.5, 6.0]))
+    one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [2.0, 7.0]))
     assert other is None  # it got the lock that the first one gave back
     assert isinstance(one, AcquireTimeout)
     caller, is_async = ("task", "async ") if mode.name == "asyncio" else ("thread", "")
@@ -96,9 +96,10 @@ async def test_two_callers_of_one_process(mode):
 async def test_a_ring_over_several_interlocks_and_one_that_waits_behind_it(mode):
     made = [mode.interlock() for _ in range(4)]
     pairs = [(made[i].lock(f"l{i}"), made[(i + 1) % 3].lock(f"l{(i + 1) % 3}")) for i in range(3)]
-    timeouts = [1.8, 5.0, 5.0]
+    timeouts = [2.6, 6.0, 6.0]
     ring = start(mode, pairs, timeouts)
-    (behind,) = start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [1.2])
+    await until(lambda: queued(made[1], 1, "l1"))
+    (behind,) = start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [2.0])
     error = await behind
     assert " It waits behind a deadlock of 3 callers: " in str(error)
     assert len(error.deadlock) == 3
@@ -164,7 +165,7 @@ async def test_an_rwlock_whose_reader_waits_for_the_writer(mode):
     locks = mode.interlock()
     data, b = locks.rwlock("data"), locks.lock("b")
     reader = await locks.rwlock("data").read().acquire()  # one that would give it back, and is named as a holder
-    one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [5.0, 1.2]))
+    one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [6.0, 2.0]))
     assert one is None
     assert "rwlock 'data'" in other.deadlock[0]
     assert len(other.deadlock) == 2
@@ -201,8 +202,9 @@ async def test_of_many_callers_few_read_the_entries(mode):
 
     search.registry.some_entries = counted
     a, b = locks.lock("a"), locks.lock("b")
-    pair = start(mode, [(a, b), (b, a)], [2.0, 9.0])
-    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.0] * 20)
+    pair = start(mode, [(a, b), (b, a)], [3.0, 9.0])
+    await until(lambda: queued(locks, 1, "a"))
+    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.8] * 20)
     errors = await asyncio.gather(*crowd)
     assert len(reads) < 15
     assert any("behind a deadlock" in str(error) for error in errors)
