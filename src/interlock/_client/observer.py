@@ -96,7 +96,7 @@ class Observer:
 observers: tuple[Observer, ...] = ()  # of this process
 on_switch: list[Callable[[], None]] = []  # called after `observers` has become empty, or is so no more
 _have_failed: set[Observer] = set()
-_switching = threading.Lock()
+_switching = threading.RLock()  # a signal handler may make an Interlock
 
 
 def observe(observer: Observer) -> None:
@@ -115,6 +115,12 @@ def _switch(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> N
         observers = change(observers)
         for switch in on_switch:
             switch()
+
+
+def reset_after_fork() -> None:
+    """In a child after a fork: another thread of the parent may have been switching."""
+    global _switching  # noqa: PLW0603 (there is one process)
+    _switching = threading.RLock()
 
 
 def _tell(event: Callable[[Observer], object]) -> None:

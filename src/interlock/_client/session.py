@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client import grant_log
+from interlock._client import grant_log, observer
 from interlock._client.deadlock_search import DeadlockSearch
 from interlock._client.grant import Attempt, Grant, count_fork
 from interlock._client.leaving import Leaving
@@ -273,6 +273,7 @@ def waiting() -> Counter[Resource]:
 
 def _after_fork() -> None:
     count_fork()
+    observer.reset_after_fork()
     if util := sys.modules.get("multiprocessing.util"):
         # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
         util.register_after_fork(_sessions, _finalize)
