@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from interlock._protocol.names import printable
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
@@ -70,7 +71,7 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
 
 
 def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
-    holder, left = reply.holder.decode(errors="replace"), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
+    holder, left = printable(reply.holder.decode(errors="replace")), f"{max(0, reply.pttl_ms) / 1000:.3g} s"
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
         return f"{resource} {tried}: other waiters are before this one in the queue"

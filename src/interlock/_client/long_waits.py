@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._client.places import line_of
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
+from interlock._protocol.names import printable
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock.primitives.messages import lost_identity
 
@@ -83,7 +84,7 @@ class LongWaits:
         found = await self.holding(holder, until)
         known = await self.deadlock(oldest, holder, until) if self.deadlock is not None else None
         return (
-            f"held by {holder}"
+            f"held by {printable(holder)}"
             + (f", for {found.seconds:.0f} s, since {found.place}" if found else "")
             + (f". {known[1]}" if known else "")
         )

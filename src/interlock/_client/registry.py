@@ -23,7 +23,7 @@ from interlock._client.long_waits import LongWaits
 from interlock._client.places import enters_with, line_of
 from interlock._client.self_wait import lasts, name_of_caller
 from interlock._protocol.log import log
-from interlock._protocol.names import token_part
+from interlock._protocol.names import printable, token_part
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.types import Disconnected, ServerError, is_transient
 from interlock.errors import LockError, Unavailable
@@ -43,7 +43,6 @@ from interlock.primitives.registry import (
     ReportCall,
     encode_entry,
     listed,
-    printable,
     process_of,
     read_message,
 )

@@ -56,6 +56,11 @@ def shortened(text: str, most: int) -> str:
     return whole[: most - CUT_BYTES].decode(errors="ignore") + CUT_MARK + hashlib.sha256(whole).hexdigest()[:32]
 
 
+def printable(text: str) -> str:
+    """What somebody else has written, for messages: it can't move a cursor or begin a line."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 @lru_cache(maxsize=4096)
 def token_part(text: str, maximum: int = 48) -> str:
     """Any text as one part of a token: without characters that separate parts, and of `maximum` characters at most."""

@@ -23,6 +23,7 @@ from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from interlock._protocol.names import printable
 from interlock.primitives.registry import REPEAT_INTERVAL, REPORT_INTERVAL, Party
 
 if TYPE_CHECKING:
@@ -69,13 +70,13 @@ class Member:
     def who(self) -> str:
         """Label, host, process, and thread or task."""
         party = self.waiter
-        return _printable(f"{party.label}@{party.host}/{party.pid}/{party.caller}".removeprefix("@"))
+        return printable(f"{party.label}@{party.host}/{party.pid}/{party.caller}".removeprefix("@"))
 
     def sentence(self, who: str = "") -> str:
         """For messages."""
-        held = " and ".join(f"{held.thing} since {_printable(held.party.place)}" for held in self.holds)
+        held = " and ".join(f"{held.thing} since {printable(held.party.place)}" for held in self.holds)
         holds = f"holds {held} and " if held else ""
-        return f"{who or self.who} {holds}waits for {self.thing} at {_printable(self.waiter.place)}"
+        return f"{who or self.who} {holds}waits for {self.thing} at {printable(self.waiter.place)}"
 
 
 @dataclass(frozen=True)
@@ -115,11 +116,6 @@ class Deadlocked:
         """The members, this caller first if it is one of them."""
         start = next((i for i, each in enumerate(self.members) if each.waiter.caller_id == caller_id), 0)
         return (*self.members[start:], *self.members[:start])
-
-
-def _printable(text: str) -> str:
-    """The words of others, for messages."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 @dataclass

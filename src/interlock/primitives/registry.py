@@ -162,11 +162,6 @@ def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
     return Entry(holds, waits)
 
 
-def printable(text: str) -> str:
-    """What somebody else has written, for messages: it can't move a cursor or begin a line."""
-    return text if text.isprintable() else repr(text)[1:-1]
-
-
 def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
     found: list[tuple[Item, Party]] = []
     for fields in stored:
