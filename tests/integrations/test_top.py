@@ -164,7 +164,7 @@ def test_a_terminal_that_changes_its_size(top):
     shown.shows("stock")
     shown.process.setwinsize(12, 60)
     limit = time.monotonic() + 10
-    while len(screen := shown.shows("stock").splitlines()) > 12 or max(map(len, screen)) > 60:
+    while len(screen := shown.shows("interlock top").splitlines()) > 12 or max(map(len, screen)) > 60:
         assert time.monotonic() < limit
         time.sleep(0.02)
     shown.press("q")
@@ -228,7 +228,7 @@ def test_json(server):
     done = plain(server, "st*", "--json")
     (thing,), (deadlock,) = (found := json.loads(done.stdout))["things"], found["deadlocks"]
     assert (thing["name"], thing["holders"][0]["label"]) == ("stock", "shop")
-    assert {member["thing"][1] for member in deadlock["members"]} == {"account", "basket"}
+    assert {member["waits_for"]["name"] for member in deadlock["members"]} == {"account", "basket"}
     assert found["ping"] < 10
 
 

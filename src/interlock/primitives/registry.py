@@ -189,7 +189,7 @@ def party_of(process: str, item: Item, ago: float) -> Party:
         label=label,
         caller=item.caller or (item.token.split("/")[-2] if item.token.count("/") >= 2 else "?"),
         place=item.place,
-        seconds=float(item.age) + ago,
+        seconds=round(float(item.age) + ago, 3),
         reported_ago=ago,
         trace_id=item.trace_id,
         caller_id=f"{process}/{item.caller_id}" if item.caller_id else "",

@@ -76,9 +76,24 @@ class Snapshot:
             "ping": self.ping,
             "processes": self.processes,
             "clients": self.clients,
-            "deadlocks": [asdict(each) | {"seconds": each.seconds} for each in self.deadlocks],
+            "deadlocks": [_deadlock_as_json(each) for each in self.deadlocks],
             "things": [asdict(each) for each in self.things],
         }
+
+
+def _deadlock_as_json(deadlock: Deadlocked) -> dict[str, Any]:
+    return {
+        "seconds": deadlock.seconds,
+        "certain": deadlock.certain,
+        "behind": deadlock.behind,
+        "members": [
+            {
+                "waits_for": member.thing._asdict() | asdict(member.waiter),
+                "holds": [held.thing._asdict() | asdict(held.party) for held in member.holds],
+            }
+            for member in deadlock.members
+        ],
+    }
 
 
 def name_of(listed: Listed) -> ThingName:
