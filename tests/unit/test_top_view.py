@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from harness.pictures import COLUMNS, TOP, svg, words_of
 from interlock.cli.lookup import Holder, View
 from interlock.cli.top.data import Snapshot, name_of
 from interlock.cli.top.keys import keys
@@ -66,6 +67,17 @@ def after(*pressed, snapshot=None, state=None):
     for key in pressed:
         state = settled(press(state, key, snapshot, 24), snapshot)
     return state
+
+
+def picture_lines():
+    """The lines of the pictures in the docs."""
+    snapshot = a_snapshot()
+    return draw(settled(State(), snapshot), snapshot, COLUMNS, 28, 0.0)
+
+
+def test_the_coloured_picture_in_the_docs_is_what_it_draws():
+    """If not: PYTHONPATH=tests:tests/unit python -m harness.pictures."""
+    assert words_of(TOP.read_text()) == words_of(svg(picture_lines()))
 
 
 def test_the_picture_in_the_docs_is_what_it_draws():
