@@ -7,6 +7,7 @@ import json
 import pytest
 
 from interlock.primitives.registry import (
+    MAX_ENTRY,
     Item,
     ReadCall,
     ReadReply,
@@ -63,3 +64,13 @@ def test_of_the_servers_of_a_quorum_the_one_with_the_newest_report_counts_for_ea
         b"a": b"%d a 2000" % (merged.now_ms - 2_000),
         b"b": b"%d b 1000" % (merged.now_ms - 1_000),
     }
+
+
+def test_an_entry_is_never_large_and_keeps_the_oldest():
+    items = [Item("lock", f"{i:02}" + "x" * 510, "lock:", "h/1/t/r", 7, "y" * 200, 99.0 - i, "", "") for i in range(50)]
+    entry = encode_entry("1", items, items)
+    assert 10_000 < len(entry) <= MAX_ENTRY
+    found = listed([parse_entry("h/1", f"1000 {entry}".encode(), 1000)])
+    assert [each.name for each in found] == [item.name for item in items[: len(found)]]
+    huge = encode_entry("1", [items[0]._replace(place="z" * 100_000)], [])
+    assert parse_entry("h/1", f"1000 {huge}".encode(), 1000).holds == []

@@ -29,6 +29,7 @@ REPORT_INTERVAL: Final = 2.0  # seconds between two reports of a session, at lea
 REPEAT_INTERVAL: Final = 5.0  # seconds after which a session repeats a report in which nothing has changed
 SILENT_AFTER: Final = 3 * REPEAT_INTERVAL  # seconds without a report after which a process counts as silent
 ENTRY_VERSION: Final = 1
+MAX_ENTRY: Final = 32_000  # characters
 MAX_DIGITS: Final = 16  # of a time in ms
 
 
@@ -128,9 +129,9 @@ class Item(NamedTuple):
     from caller to caller."""
 
 
-def encode_entry(library: str, holds: Iterable[Item], waits: Iterable[Item]) -> str:
-    """The entry of a session, made with this version of the library."""
-    return json.dumps(
+def encode_entry(library: str, holds: Sequence[Item], waits: Sequence[Item]) -> str:
+    """The entry of a session, made with this version of the library. Of too much, the beginning of both lists stays."""
+    entry = json.dumps(
         {
             "v": ENTRY_VERSION,
             "library": library,
@@ -139,6 +140,9 @@ def encode_entry(library: str, holds: Iterable[Item], waits: Iterable[Item]) -> 
         },
         separators=(",", ":"),
     )
+    if len(entry) <= MAX_ENTRY:
+        return entry
+    return encode_entry(library, holds[: len(holds) // 2], waits[: len(waits) // 2])
 
 
 class Entry(NamedTuple):
