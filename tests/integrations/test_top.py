@@ -214,10 +214,16 @@ def plain(server, *words, **environment):
     )  # fmt: skip
 
 
-def test_in_a_pipe_it_prints_one_snapshot(server):
+def once_it_says(word, server, *words):
+    """As plain(), once this word is in the output: a deadlock is only shown some seconds after it began."""
     limit = time.monotonic() + 20
-    while "A DEADLOCK" not in (done := plain(server)).stdout:
+    while word not in (done := plain(server, *words)).stdout:
         assert time.monotonic() < limit, done
+    return done
+
+
+def test_in_a_pipe_it_prints_one_snapshot(server):
+    done = once_it_says("A DEADLOCK", server)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert re.search(rf"^stock +lock +\S+ +1 +\S+ +shop@\S+ +\S*{HERE}:\d+$", done.stdout, re.MULTILINE)
@@ -225,7 +231,7 @@ def test_in_a_pipe_it_prints_one_snapshot(server):
 
 
 def test_json(server):
-    done = plain(server, "st*", "--json")
+    done = once_it_says('"members"', server, "st*", "--json")
     (thing,), (deadlock,) = (found := json.loads(done.stdout))["things"], found["deadlocks"]
     assert (thing["name"], thing["holders"][0]["label"]) == ("stock", "shop")
     assert {member["waits_for"]["name"] for member in deadlock["members"]} == {"account", "basket"}
