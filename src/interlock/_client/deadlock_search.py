@@ -53,7 +53,7 @@ class DeadlockSearch:
         found = await self.find(attempt, holder, until)
         if found is None:
             return None
-        caller, kind = self._caller_id(attempt), kind_of_caller(attempt.caller() if attempt.caller else None)
+        caller, kind = self._caller_id(attempt), kind_of_caller(attempt.live_caller)
         members = found.beginning_with(caller)
         lines = tuple(each.sentence() for each in members)
         is_in_it = members[0].waiter.caller_id == caller
@@ -105,15 +105,15 @@ class DeadlockSearch:
 
     def _held_by_caller(self, attempt: Attempt) -> list[Grant]:
         """The leases that the caller of this attempt has acquired in this process."""
-        caller = attempt.caller() if attempt.caller is not None else None
+        caller = attempt.live_caller
         renewals = list(self.registry.all_renewals())
         if caller is None or sum(renewal.count() for renewal in renewals) > MAX_LEASES:
             return []
         grants = (grant for renewal in renewals for grant in renewal.held())
-        return [grant for grant in grants if grant.attempt.caller is not None and grant.attempt.caller() is caller]
+        return [grant for grant in grants if grant.attempt.live_caller is caller]
 
     def _caller_id(self, attempt: Attempt) -> str:
-        caller = attempt.caller() if attempt.caller is not None else None
+        caller = attempt.live_caller
         return f"{self.registry.process_id}/{id(caller):x}" if caller is not None else ""
 
     def _with_own(self, attempt: Attempt, held: list[Grant], caller: str, snapshot: Snapshot) -> list[Entry]:

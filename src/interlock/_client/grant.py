@@ -157,6 +157,11 @@ class Attempt:
         """The handover ttl in the words of an acquire."""
         return self.options.handover_ttl_ms
 
+    @property
+    def live_caller(self) -> Any:
+        """The thread or task that acquires; None if it is gone, or if nobody knows it."""
+        return self.caller() if self.caller is not None else None
+
     def go_on_for(self, former: Attempt) -> None:
         """Go on with what another caller of the same lock has left: its token, and its place in the server's queue.
 

@@ -236,7 +236,7 @@ class Registry:
         return self._item(attempt, attempt.token, None, now - attempt.waits_since)
 
     def _item(self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False) -> Item:
-        resource, caller = attempt.resource, attempt.caller() if attempt.caller is not None else None
+        resource, caller = attempt.resource, attempt.live_caller
         if resource.owner_prefix:  # the owner counts, whichever thread or task it is
             caller = None
         prefix = resource.keys[0].removesuffix(resource.name)

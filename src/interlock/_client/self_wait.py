@@ -121,7 +121,7 @@ def find(
 
     `mine`: the leases of the client that waits; `all_renewals`: those of each client in this process.
     """
-    caller = attempt.caller() if attempt.caller is not None else None
+    caller = attempt.live_caller
     if caller is None or attempt.make_lease is None:  # a latch and a barrier have no holder
         return None
     args = attempt.resource.acquire_args
@@ -135,7 +135,7 @@ def find(
             return None
         # The reply names one holder of several, so only all leases tell. Every waiter of a crowd looks.
         held = [grant for grant in where.held() if grant.resource.keys[0] == attempt.resource.keys[0]]
-    held = [grant for grant in held if grant.attempt.caller is not None and grant.attempt.caller() is caller]
+    held = [grant for grant in held if grant.attempt.live_caller is caller]
     is_why = bool(held) and _are_too_many(attempt, held)
     return SelfWait(attempt, held, kind_of_caller(caller)) if is_why else None
 
