@@ -11,10 +11,10 @@ from rich.cells import cell_len
 
 from harness.pictures import COLUMNS, TOP, svg, words_of
 from interlock.cli.lookup import Holder, View
-from interlock.cli.top.data import Snapshot, name_of
+from interlock.cli.top.data import Snapshot
 from interlock.cli.top.keys import keys
 from interlock.cli.top.view import State, draw, press, rows_of, settled
-from interlock.primitives.deadlocks import find
+from interlock.primitives.deadlocks import find, name_of
 from interlock.primitives.registry import Listed, Party
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -81,7 +81,8 @@ class DeadlockSearch:
         for each in known:
             if each.member(caller) is not None:
                 return each
-        thing = _thing_of(self.registry, attempt, self.runtime.now())
+        resource = attempt.resource
+        thing = ThingName(resource.kind, resource.name, resource.prefix)
         return next((each for each in known if any(held.thing == thing for held in each.held)), None)
 
     async def _read(self, until: float) -> Snapshot | None:
@@ -127,8 +128,3 @@ class DeadlockSearch:
         holds, wait = [self.registry.held_item(grant, now) for grant in held], self.registry.waiting_item(attempt, now)
         own = [(item, party_of(process, item, ago)) for item in holds]
         return [*others, Entry(own, [(wait, party_of(process, wait, ago))])]
-
-
-def _thing_of(registry: Registry, attempt: Attempt, now: float) -> ThingName:
-    item = registry.waiting_item(attempt, now)
-    return ThingName(item.kind, item.name, item.prefix)

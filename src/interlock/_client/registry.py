@@ -239,13 +239,12 @@ class Registry:
         resource, caller = attempt.resource, attempt.live_caller
         if resource.owner_prefix:  # the owner counts, whichever thread or task it is
             caller = None
-        prefix = resource.keys[0].removesuffix(resource.name)
         args = resource.acquire_args
         permits, limit = (int(args.permits), int(args.limit)) if isinstance(args, PermitArgs) else (1, 1)
         return Item(
             resource.kind,
             resource.name,
-            prefix,
+            resource.prefix,
             token,
             fence,
             self._line_of(attempt.place),

@@ -290,6 +290,11 @@ class Resource(NamedTuple):
     """The index of a key that a renewal needs besides the first two."""
 
     @property
+    def prefix(self) -> str:
+        """What stands before its name, as its Interlock says."""
+        return self.keys[0].removesuffix(self.name)
+
+    @property
     def renew_keys(self) -> tuple[str, ...]:
         """The keys that a renewal needs."""
         return (*self.keys[:2], self.keys[self.renewed_key]) if self.renewed_key else self.keys[:2]

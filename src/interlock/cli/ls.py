@@ -66,16 +66,11 @@ def _row(listed: Listed) -> list[str]:
     return [
         listed.name,
         listed.kind,
-        "-" if first is None else f"{_who(first)}{more}",
+        "-" if first is None else f"{first.who}{more}",
         "-" if first is None else span(first.seconds),
         str(len(waiters)),
         "" if first is None else _where(first),
     ]
-
-
-def _who(party: Party) -> str:
-    label = f"{party.label}@" if party.label else ""
-    return f"{label}{party.host}/{party.pid}/{party.caller}"
 
 
 def _where(party: Party) -> str:

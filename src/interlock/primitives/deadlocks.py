@@ -48,6 +48,11 @@ class ThingName(NamedTuple):
         return f"{self.kind} {self.name!r}"
 
 
+def name_of(listed: Listed) -> ThingName:
+    """What tells a thing from all others."""
+    return ThingName(listed.kind, listed.name, listed.prefix)
+
+
 class Held(NamedTuple):
     """A lease in a deadlock."""
 
@@ -69,8 +74,7 @@ class Member:
     @property
     def who(self) -> str:
         """Label, host, process, and thread or task."""
-        party = self.waiter
-        return printable(f"{party.label}@{party.host}/{party.pid}/{party.caller}".removeprefix("@"))
+        return printable(self.waiter.who)
 
     def sentence(self, who: str = "") -> str:
         """For messages."""
@@ -147,7 +151,7 @@ def _known(things: Iterable[Listed], min_wait: float) -> list[_Thing]:
     waits = dict[str, tuple[Party, _Thing]]()
     for listed in things:
         parties = [*listed.holders, *listed.waiters]
-        thing = _Thing(ThingName(listed.kind, listed.name, listed.prefix), max((p.limit for p in parties), default=0))
+        thing = _Thing(name_of(listed), max((p.limit for p in parties), default=0))
         known.append(thing)
         for party in filter(_counts, listed.holders):
             thing.holders.setdefault(party.caller_id, party)

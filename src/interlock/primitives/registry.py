@@ -65,6 +65,16 @@ class Party:
     """Whether nothing but the end of its own `with` or decorated call ends its lease."""
 
     @property
+    def process(self) -> str:
+        """Host and process."""
+        return f"{self.host}/{self.pid}"
+
+    @property
+    def who(self) -> str:
+        """Label, host, process, and thread or task."""
+        return f"{self.label}@{self.process}/{self.caller}".removeprefix("@")
+
+    @property
     def is_silent(self) -> bool:
         """Whether its process has missed several reports: it is dead, stopped, or cut off from the server."""
         return self.reported_ago > SILENT_AFTER

@@ -205,7 +205,7 @@ def of_callers(things: Sequence[Listed]) -> Iterator[Finding]:
     for thing in things:
         for party in thing.holders:
             if party.is_silent:
-                silent.setdefault(f"{party.host}/{party.pid}", []).append((thing, party))
+                silent.setdefault(party.process, []).append((thing, party))
     for process, held in silent.items():
         thing, party = held[0]
         more = f" and {len(held) - 1} more" if len(held) > 1 else ""

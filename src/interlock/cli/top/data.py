@@ -21,10 +21,10 @@ from interlock.primitives.deadlocks import Deadlocked, ThingName, find
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock.primitives.registry import Listed, Party
+    from interlock.primitives.registry import Listed
     from interlock.threads import Interlock
 
-__all__ = ["Gatherer", "Snapshot", "Source", "name_of", "who"]
+__all__ = ["Gatherer", "Snapshot", "Source"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Snapshot:
     @property
     def silent(self) -> int:
         """How many processes hold something and are silent."""
-        return len({_process(party) for each in self.things for party in each.holders if party.is_silent})
+        return len({party.process for each in self.things for party in each.holders if party.is_silent})
 
     def as_json(self) -> dict[str, Any]:
         """The snapshot for --json."""
@@ -94,20 +94,6 @@ def _deadlock_as_json(deadlock: Deadlocked) -> dict[str, Any]:
             for member in deadlock.members
         ],
     }
-
-
-def name_of(listed: Listed) -> ThingName:
-    """What tells a thing from all others."""
-    return ThingName(listed.kind, listed.name, listed.prefix)
-
-
-def who(party: Party) -> str:
-    """Label, host, process, and thread or task."""
-    return f"{party.label}@{_process(party)}/{party.caller}".removeprefix("@")
-
-
-def _process(party: Party) -> str:
-    return f"{party.host}/{party.pid}"
 
 
 @dataclass
@@ -137,7 +123,7 @@ class Source:
             ping=ping,
             things=tuple(each for each in every if self._is_wanted(each)),
             deadlocks=tuple(find(every)),  # of any name: a deadlock keeps callers waiting that want other names
-            processes=len({_process(party) for each in every for party in (*each.holders, *each.waiters)}),
+            processes=len({party.process for each in every for party in (*each.holders, *each.waiters)}),
             details=self._details(details),
             clients=self._clients(),
         )

@@ -13,7 +13,7 @@ from rich.text import Text
 from interlock.cli.escape import safe
 from interlock.cli.output import span
 from interlock.cli.show import describe, nothing_known
-from interlock.cli.top.data import name_of, who
+from interlock.primitives.deadlocks import name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +147,7 @@ def rows_of(state: State, snapshot: Snapshot) -> list[Listed]:
 
 def _searched(row: Listed) -> str:
     parties = (*row.holders, *row.waiters)
-    return "\n".join([row.name, row.kind, *(f"{who(each)}\n{each.place}" for each in parties)]).casefold()
+    return "\n".join([row.name, row.kind, *(f"{each.who}\n{each.place}" for each in parties)]).casefold()
 
 
 def settled(state: State, snapshot: Snapshot) -> State:
@@ -254,7 +254,7 @@ def _cells(row: Listed, age: float) -> tuple[str, ...]:
         return (safe(row.name), safe(kind), "-", waits, "nobody", safe(row.waiters[0].place) if waiting else "")
     more = f"+{len(row.holders) - 1} " if len(row.holders) > 1 else ""
     silent = "SILENT " if holder.is_silent else ""
-    return (safe(row.name), safe(kind), _short(holder.seconds + age), waits, f"{silent}{more}{safe(who(holder))}",
+    return (safe(row.name), safe(kind), _short(holder.seconds + age), waits, f"{silent}{more}{safe(holder.who)}",
             safe(holder.place))  # fmt: skip
 
 
@@ -315,7 +315,7 @@ def _party(verb: str, parties: Sequence[Party], width: int, age: float) -> list[
     first = parties[0]
     more = f", and by {len(parties) - 1} more" if len(parties) > 1 else ""
     fence = f", fence {first.fence}" if first.fence else ""
-    text = f"{verb} by {safe(who(first))} for {span(first.seconds + age)}{fence}{more}"
+    text = f"{verb} by {safe(first.who)} for {span(first.seconds + age)}{fence}{more}"
     lines = [Text(_fit(text, width - 2).rstrip()), Text(f"  at {_fit_end(safe(first.place), width - 7)}")]
     if first.is_silent:
         ago = span(first.reported_ago + age)
@@ -345,7 +345,7 @@ def _member(member: Member, width: int) -> Iterator[Text]:
         said = f"{what} {safe(thing.name)} "
         return Text(f"    {said}at {_fit_end(safe(place), max(20, width - 8 - cell_len(said)))}", "red")
 
-    yield Text(f"  {safe(who(member.waiter))}", "bold red")
+    yield Text(f"  {safe(member.waiter.who)}", "bold red")
     for held in member.holds:
         yield line("holds", held.thing, held.party.place)
     yield line("waits for", member.thing, member.waiter.place)
@@ -371,7 +371,7 @@ def _details(state: State, snapshot: Snapshot, width: int, age: float) -> list[T
         lines.append(Text(f"  waiters, the oldest first ({len(waiters)})", "dim"))
         for i, each in enumerate(waiters, 1):
             silent = ", silent" if each.is_silent else ""
-            lines.append(Text(f"  {i:>4}  {safe(who(each))}, for {span(each.seconds + age)}{silent}"))
+            lines.append(Text(f"  {i:>4}  {safe(each.who)}, for {span(each.seconds + age)}{silent}"))
             lines.append(Text(f"        at {safe(each.place)}"))
     return [part for line in lines for part in line.wrap(Console(), width)]
 
