@@ -321,13 +321,19 @@ def test_wait_knows_when_each_kind_is_free(locks, interlock):
         assert interlock("wait", *words)[0] == 64
 
 
-def test_wait_outlives_a_holder_that_was_killed(server, client, interlock):
-    code = "import time; from interlock import Interlock; Interlock().lock('a', ttl=1).acquire(); time.sleep(60)"
+def killed_holder(server, client, ttl=30):
+    """The number of a process that was killed while it held the lock `a`."""
+    code = f"import time; from interlock import Interlock; Interlock().lock('a', ttl={ttl}).acquire(); time.sleep(60)"
     environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment)
     until(lambda: client.exists("lock:a"))
     process.kill()
     process.wait()
+    return process.pid
+
+
+def test_wait_outlives_a_holder_that_was_killed(server, client, interlock):
+    killed_holder(server, client, ttl=1)
     assert interlock("wait", "a", "-w", "20")[0] == 0
 
 
@@ -467,14 +473,9 @@ def test_revoke_breaks_latches_and_barriers_and_ends_a_quarantine_by_force(locks
 
 
 def test_a_holder_that_was_killed_is_revoked_by_force(server, client, interlock):
-    code = "import time; from interlock import Interlock; Interlock().lock('a').acquire(); time.sleep(60)"
-    environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url}
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    until(lambda: client.exists("lock:a"))
-    process.kill()
-    process.wait()
+    pid = killed_holder(server, client)
     status, written, _ = interlock("revoke", "a", "--reason", "it was killed", "--force", "--grace", "0.2")
-    assert status == 0 and f"process {process.pid}" in written and not client.exists("lock:a")
+    assert status == 0 and f"process {pid}" in written and not client.exists("lock:a")
 
 
 def test_a_holder_in_asyncio_and_one_in_a_thread_are_told_by_whom_and_why(server, interlock):

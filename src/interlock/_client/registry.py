@@ -342,7 +342,7 @@ class Registry:
         found: list[Entry] = []
         for i in range(0, len(processes), READ_BATCH):
             try:
-                found += await self._read(processes[i : i + READ_BATCH], until)
+                found += await self.entries_of(processes[i : i + READ_BATCH], until)
             except Disconnected as error:
                 raise Unavailable(f"{REGISTRY}: no answer from {self.server.display_url} ({error})") from error
             except ServerError as error:
@@ -358,17 +358,18 @@ class Registry:
         reply = ListReply.parse(await self.server.call(script, keys, args, until))
         if len(reply.processes) > most:
             return None
-        return await self._read([process.decode(errors="replace") for process in reply.processes], until)
+        return await self.entries_of([process.decode(errors="replace") for process in reply.processes], until)
 
     async def _find(self, token: str, now: float, until: float) -> Found:
         process = process_of(token)
-        entries = await self._read([process], until) if process else []
+        entries = await self.entries_of([process], until) if process else []
         party = next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
         caller = party.caller_id if party is not None else ""
         waits = bool(caller) and any(each.caller_id == caller for entry in entries for _, each in entry.waits)
         return Found(now, party, waits)
 
-    async def _read(self, processes: list[str], until: float) -> list[Entry]:
+    async def entries_of(self, processes: list[str], until: float) -> list[Entry]:
+        """The entries of these processes. Raises Disconnected, ServerError or LockError."""
         replies = await self.server.call_many([read_message(process) for process in processes], until)
         found: list[Entry] = []
         for process, reply in zip(processes, replies, strict=True):

@@ -160,7 +160,8 @@ def _with_places(locks: Interlock, view: View) -> View:
     processes = {process for party in (*view.holders, *view.waiters) if (process := process_of(party.token))}
     registry = locks._session.registry
     try:
-        entries = run(registry._read(sorted(processes), registry.runtime.now() + locks.try_for)) if processes else []
+        until = registry.runtime.now() + locks.try_for
+        entries = run(registry.entries_of(sorted(processes), until)) if processes else []
     except (Disconnected, ServerError, LockError):  # the right to read it may be missing
         return view
     held = {party.token: party for entry in entries for _, party in entry.holds}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from interlock.cli.options import AsJson, Urls, connect
+from interlock.cli.options import AsJson, OnlyPrefix, Pattern, Urls, connect
 from interlock.cli.output import console, print_json, print_table, span
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ Exit status: 0 (also if there is nothing), 64 for a bad option, 69 if no server 
 
 @app.command("ls", epilog=EPILOG)
 def ls(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only names that match, as in a shell.")] = "*",
+    pattern: Pattern = "*",
     *,
-    prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="TEXT", help="Only those of this prefix. Default: all.")
-    ] = None,
+    prefix: OnlyPrefix = None,
     url: Urls = None,
     as_json: AsJson = False,
 ) -> int:

@@ -13,7 +13,7 @@ from interlock.threads import Interlock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AsJson", "Name", "Prefix", "Urls", "connect", "require_url"]
+__all__ = ["AsJson", "Name", "OnlyPrefix", "Pattern", "Prefix", "Urls", "connect", "require_url"]
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")]
 
@@ -22,6 +22,10 @@ Urls: TypeAlias = Annotated[
     typer.Option("--url", metavar="URL", help="The server; several are a quorum. Default: $INTERLOCK_URL."),
 ]
 Prefix: TypeAlias = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="The prefix of your Interlock.")]
+Pattern: TypeAlias = Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only names that match, as in a shell.")]
+OnlyPrefix: TypeAlias = Annotated[
+    str | None, typer.Option("--prefix", metavar="TEXT", help="Only those of this prefix. Default: all.")
+]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 

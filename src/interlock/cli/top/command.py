@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interlock.cli.options import AsJson, Urls  # noqa: TC001 (typer reads the annotations)
+from interlock.cli.options import AsJson, OnlyPrefix, Pattern, Urls  # noqa: TC001 (typer reads the annotations)
 from interlock.cli.output import console, print_json
 from interlock.cli.top.data import Source
 
@@ -37,15 +37,13 @@ Ctrl-C. It changes nothing."""
 
 @app.command("top", epilog=EPILOG)
 def top(
-    pattern: Annotated[str, typer.Argument(metavar="[PATTERN]", help="Only names that match, as in a shell.")] = "*",
+    pattern: Pattern = "*",
     *,
     interval: Annotated[
         float, typer.Option(metavar="SECONDS", min=MIN_INTERVAL, help="Between two questions to the server.")
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot as plain text, and end.")] = False,
-    prefix: Annotated[
-        str | None, typer.Option("--prefix", metavar="TEXT", help="Only those of this prefix. Default: all.")
-    ] = None,
+    prefix: OnlyPrefix = None,
     url: Urls = None,
     as_json: AsJson = False,
 ) -> int:
