@@ -61,6 +61,16 @@ def held(server):
             thread.join()
 
 
+def of_a_new_terminal():
+    """The attributes that a pseudo-terminal has at first."""
+    ends = os.openpty()
+    try:
+        return termios.tcgetattr(ends[0])
+    finally:
+        for end in ends:
+            os.close(end)
+
+
 class Top:
     """`interlock top` in a pseudo-terminal: its screen, as a person sees it."""
 
@@ -71,7 +81,7 @@ class Top:
                  "LANG": "C.UTF-8", **environment},
         )  # fmt: skip
         self.written = ""
-        self.before = termios.tcgetattr(self.process.child_fd)
+        self.before = of_a_new_terminal()  # this one may be taken over by now
 
     def read(self) -> None:
         with contextlib.suppress(pexpect.TIMEOUT, pexpect.EOF):
