@@ -17,7 +17,7 @@ from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
 from interlock._client import long_waits
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import ServerError
+from interlock._protocol.types import Disconnected, ServerError
 from interlock.primitives.registry import INDEX, REGISTRY, Item, ReportCall, encode_entry, entries_key
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -419,6 +419,51 @@ async def test_a_server_that_is_not_ready_gets_the_report_soon(mode, clean, capl
     registry.refused_until = 0.0
     await until(lambda: clean.exists(INDEX))
     await until(lambda: not registry.refused)
+
+
+async def test_a_report_and_a_farewell_without_a_reply_are_sent_again(mode, clean):
+    """The server has executed both, and the client can't know."""
+    locks = mode.interlock()
+    lease = await locks.lock("a").acquire()
+    session, lost = mode.session(locks), []
+
+    async def loses(script, keys, args, until, call=session.server.call):
+        reply = await call(script, keys, args, until)
+        if script is REGISTRY.script and args[0] not in lost:
+            lost.append(args[0])
+            raise Disconnected("the reply is lost", sent=True)
+        return reply
+
+    session.server.call = loses
+    await until(lambda: session.registry.reported == (frozenset({lease.token}), frozenset()))
+    assert lost == ["report"]
+    assert clean.exists(INDEX)
+    assert await lease.release()
+    await until(lambda: session.registry.reported is None)
+    assert lost == ["report", "leave"]
+    assert not clean.exists(INDEX)
+
+
+@pytest.mark.asyncio_only
+async def test_a_cancellation_during_the_question_of_an_error_leaves_nothing_behind(mode, clean, monkeypatch):
+    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
+    monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
+    clean.set("lock:a", FOREIGN, px=60_000)
+    locks = mode.interlock()
+    await (await locks.lock("b").acquire()).release()
+    asked = asyncio.Event()
+
+    async def asks(token, until):
+        asked.set()
+        await asyncio.sleep(20)
+
+    mode.session(locks).registry.holding = asks
+    caller = asyncio.ensure_future(locks.lock("a").acquire(0.4))
+    await asked.wait()
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    await until(lambda: waiting(locks.lock("a"), 0))
 
 
 async def test_a_refused_report_leaves_the_last_entry_to_be_deleted(mode, clean, monkeypatch):
