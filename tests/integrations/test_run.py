@@ -238,16 +238,33 @@ def test_a_revoked_lease_ends_the_command_at_once(run, locks):
     assert time.monotonic() - begin < 10
 
 
-def test_a_supervisor_that_is_killed_takes_the_command_with_it(run, locks):
-    process = run("a", "-c", STUBBORN)
-    pid = int(process.stdout.readline())
-    supervisor = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+def parent(pid) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_supervisor_that_is_killed_takes_the_command_and_its_children_with_it(run, locks):
+    process = run("a", "-c", 'echo $$; sh -c "$JOB" & exec sleep 60', environment={"JOB": STUBBORN})
+    command, child = int(process.stdout.readline()), int(process.stdout.readline())
+    supervisor = parent(command)
     assert supervisor != process.pid
     os.kill(supervisor, signal.SIGKILL)
     code, _, errors = ended(process)
+    assert not lives(child), "somebody else may have the lock, and the child runs on"
     assert code == 69 and "supervisor" in errors
-    until(lambda: not lives(pid))
+    until(lambda: not lives(command))
     assert not locks.lock("a").inspect().held
+
+
+def test_the_supervisor_runs_before_all_others_and_the_command_as_the_user_started_it(run):
+    """If the system allows it to this user: what a process may do that tries the same shows that."""
+    first = "os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))"
+    tried = subprocess.run([sys.executable, "-c", f"import os; {first}"], stderr=subprocess.DEVNULL, check=False)
+    process = run("a", "--", "sh", "-c", "echo $$; exec sleep 60", preexec_fn=lambda: os.nice(5))
+    command = int(process.stdout.readline())
+    policy = os.SCHED_RR if tried.returncode == 0 else os.SCHED_OTHER
+    assert os.sched_getscheduler(parent(command)) == policy
+    assert os.sched_getscheduler(command) == os.SCHED_OTHER
+    assert os.getpriority(os.PRIO_PROCESS, command) == 5
 
 
 def test_a_stopped_command_is_ended_too(run):
@@ -375,3 +392,12 @@ def test_ctrl_c_ends_the_script_around_it_too(shell, tmp_path):
     shell.sendintr()
     shell.expect_exact("ready> ")
     assert "went on" not in shell.before
+
+
+def test_a_script_has_the_terminal_back_after_a_command_that_cannot_be_executed(shell, tmp_path):
+    script = tmp_path / "job.sh"
+    script.write_text("interlock run a -- /nonexistent\nread line\necho got $line\n")
+    shell.sendline(f"bash {script}")
+    shell.expect("cannot run")
+    shell.sendline("it")
+    shell.expect("got it")

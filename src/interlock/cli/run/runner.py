@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from interlock._protocol.timing import now as boottime
@@ -30,6 +31,7 @@ __all__ = ["Interrupted", "Runner"]
 
 PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 LONGEST_TICK: Final = 1.0  # seconds between two deadlines that the supervisor hears
+LONGEST_KILL: Final = 1.0  # seconds: a zombie that nobody reaps is in its group for ever
 
 
 class Interrupted(BaseException):  # as KeyboardInterrupt: no handler of errors may take it for one
@@ -98,6 +100,7 @@ class Runner:
         try:
             return self._follow(lease, until, min(LONGEST_TICK, ttl / 10))
         except EOFError:
+            self._kill_group()
             print("interlock: the supervisor was killed, so the command was, too", file=sys.stderr)
             return EX_UNAVAILABLE
         finally:
@@ -115,7 +118,7 @@ class Runner:
                 until = newer
                 self.supervisor.say("until", until)
             match heard:
-                case ("started", [pid]):
+                case ("forked", [pid]):
                     self.command = pid
                 case ("ended", [code]):
                     return EX_LOST if is_lost or self.is_ending else self._status(code)
@@ -130,6 +133,14 @@ class Runner:
                     self._stop(lease)
                 case _:
                     pass
+
+    def _kill_group(self) -> None:
+        """Kill what is left of the command's group, before anybody else gets the lock."""
+        gone_by = boottime() + LONGEST_KILL
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            while self.command and boottime() < gone_by:
+                os.killpg(self.command, signal.SIGKILL)
+                time.sleep(0.01)
 
     # The terminal
 

@@ -13,6 +13,8 @@ Rules.
  3. The supervisor alone waits for the command, so a signal never reaches another process with a reused id.
  4. If the supervisor dies, Linux kills the command (PR_SET_PDEATHSIG), and the runner kills the group.
  5. No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
+ 6. The supervisor runs before all other processes of the machine, if the system allows that (root, CAP_SYS_NICE): else
+    busy processes can delay it. The command runs as the user started it.
 
 The messages are JSON over a socket that keeps their bounds; see `Word`.
 """
@@ -32,7 +34,7 @@ from interlock._protocol.timing import FOREVER
 from interlock._protocol.timing import now as boottime
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["CANNOT_EXECUTE", "NOT_FOUND", "Supervisor"]
 
@@ -43,7 +45,7 @@ Word = Literal[
     "lost",  # the lease is lost: end the command now
     "signal",  # number: send it to the command
     # from the supervisor
-    "started",  # pid
+    "forked",  # pid: of the process that becomes the command
     "failed",  # status, text: the command could not be started
     "stopped",  # number: the signal that stopped the command
     "ending",  # the supervisor has sent SIGTERM, since the deadline is near
@@ -55,6 +57,7 @@ LONGEST_SLEEP: Final = (
     0.5  # seconds: the timers of a process stand still while the machine sleeps, the deadline does not
 )
 MAX_MESSAGE: Final = 65536  # bytes
+KILL_MARGIN: Final = 1.0  # seconds from SIGKILL to the deadline, a quarter of the grace at most
 PR_SET_PDEATHSIG: Final = 1
 IGNORED: Final = tuple(
     getattr(signal, name)
@@ -152,6 +155,7 @@ class _Command:
     def supervise(self) -> int:
         """Run the command to its end. Returns an exit status for this process, which nobody reads."""
         os.setpgid(0, 0)
+        self.run_as_started = _run_first()
         self.woken, wake = os.pipe()
         for end in (self.woken, wake):
             os.set_blocking(end, False)
@@ -206,21 +210,24 @@ class _Command:
     def _start(self, environment: Mapping[str, str]) -> None:
         failed, failing = os.pipe()  # the command's exec closes `failing`
         kill_with_parent = _death_signal()
+        supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            self._become_the_command(failing, environment, kill_with_parent)
+            self._become_the_command(failing, environment, kill_with_parent, supervisor)
+        self._say("forked", self.pid)
         os.close(failing)
         with os.fdopen(failed, "rb") as said:
             number, _, text = said.read().partition(b" ")
         if not number:
-            self._say("started", self.pid)
             return
         os.waitpid(self.pid, 0)
         self.pid = 0
         status = NOT_FOUND if int(number) in {2, 20} else CANNOT_EXECUTE  # ENOENT, ENOTDIR
         self._say("failed", status, text.decode(errors="replace"))
 
-    def _become_the_command(self, failing: int, environment: Mapping[str, str], kill_with_parent: Any) -> NoReturn:
+    def _become_the_command(
+        self, failing: int, environment: Mapping[str, str], kill_with_parent: Any, parent: int
+    ) -> NoReturn:
         try:
             os.setpgid(0, 0)
             if self.terminal is not None:
@@ -229,8 +236,10 @@ class _Command:
             for number, before in self.dispositions.items():
                 signal.signal(number, signal.SIG_IGN if before == signal.SIG_IGN else signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
+            self.run_as_started()
             kill_with_parent()
-            os.execvpe(self.argv[0], self.argv, {**os.environ, **environment})
+            if os.getppid() == parent:  # else the supervisor died before that, and nobody would end the command
+                os.execvpe(self.argv[0], self.argv, {**os.environ, **environment})
         except OSError as error:
             os.write(failing, f"{error.errno} {error.strerror}".encode())
         finally:
@@ -264,7 +273,7 @@ class _Command:
 
     def _kill_by(self) -> float:
         """When the command must be killed: before the deadline, by a part of the grace."""
-        return self.until - min(0.5, self.grace / 4)
+        return self.until - min(KILL_MARGIN, self.grace / 4)
 
     def _keep_the_promise(self) -> None:
         now = boottime()
@@ -292,6 +301,19 @@ def _death_signal() -> Any:
 
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _run_first() -> Callable[[], None]:
+    """Let this process run before all others, if the system allows that. Returns what undoes it, for the command."""
+    if not sys.platform.startswith("linux"):
+        return lambda: None
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        if policy not in {os.SCHED_FIFO, os.SCHED_RR}:
+            os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+    except OSError:  # an ordinary user
+        pass
+    return lambda: os.sched_setscheduler(0, policy, parameters)
 
 
 def _ignore(number: int, frame: object) -> None:
