@@ -140,7 +140,7 @@ def wrong_metadata(wheel: Path, root: Path = ROOT) -> list[str]:
         wrong.append(f"dependencies: {[*map(str, required)]}")
     if {*said.get_all("Provides-Extra", ())} != {*extras}:
         wrong.append(f"extras: {said.get_all('Provides-Extra')}")
-    if "interlock = interlock.cli:main" not in entry_points(wheel):
+    if "interlock = _interlock_cli:main" not in entry_points(wheel):
         wrong.append("there is no command `interlock`")
     description = str(said.get_payload())
     if "\npip install interlock " not in description or "pip install ." in description:

@@ -238,7 +238,23 @@ def test_no_color_is_obeyed_on_a_terminal(server):
     assert not shown(TERM="dumb")
 
 
-def test_ctrl_c_while_python_imports_the_commands_is_no_traceback(monkeypatch, capsys):
+@pytest.mark.parametrize("imported", ["interlock", "interlock.cli.app", "typer"])
+def test_ctrl_c_while_python_imports_is_silent(imported):
+    code = """
+import signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from _interlock_cli import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", code, imported], capture_output=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, b"", b"")
+
+
+def test_ctrl_c_before_a_command_begins_is_silent(monkeypatch, capsys):
     from interlock import cli
 
     monkeypatch.setitem(sys.modules, "interlock.cli.app", None)

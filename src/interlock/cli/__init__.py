@@ -6,6 +6,7 @@ Each worker process of the demo imports this module, so it imports neither typer
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from interlock.cli.exit_status import EX_UNAVAILABLE, INTERRUPTED
@@ -39,4 +40,6 @@ def _run() -> int:
             raise
         print("interlock: the command line needs typer and rich: pip install 'interlock[cli]'", file=sys.stderr)
         return EX_UNAVAILABLE
+    if signal.getsignal(signal.SIGINT) not in {signal.SIG_IGN, signal.default_int_handler}:  # that of `_interlock_cli`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     return run()
