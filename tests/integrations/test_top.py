@@ -16,11 +16,16 @@ from pathlib import Path
 
 import pexpect
 import pytest
+import redis
 
 from interlock import Interlock, LockError
+from interlock.cli.top.data import Source
+from interlock.embedded import Server
 from interlock.testing import BreakableServer
 
-pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
+pytestmark = pytest.mark.runs_on(
+    "its own servers", modes="threads", starts="servers of valkey-9.1, a cluster, a quorum of them"
+)
 INTERLOCK = Path(sys.executable).with_name("interlock")
 HERE = Path(__file__).name
 
@@ -246,6 +251,22 @@ def test_json(server):
     assert (thing["name"], thing["holders"][0]["label"]) == ("stock", "shop")
     assert {member["waits_for"]["name"] for member in deadlock["members"]} == {"account", "basket"}
     assert found["ping"] < 10
+
+
+def test_it_counts_the_clients_over_the_connections_that_it_has(server, server_pool):
+    with contextlib.ExitStack() as stack:
+        urls = [server.url, *(stack.enter_context(Server()).url for _ in range(2))]
+        own = {url: stack.enter_context(redis.Redis.from_url(url)) for url in urls}
+        for named, asked in (([server.url], [server.url]), (urls, urls)):
+            source = Source(named)
+            stack.callback(source.close)
+            source.gather()
+            connected = [own[url].info("stats")["total_connections_received"] for url in asked]
+            assert source.gather().clients == sum(own[url].info("clients")["connected_clients"] for url in asked)
+            assert [own[url].info("stats")["total_connections_received"] for url in asked] == connected
+        cluster = Source([server_pool.cluster("valkey-9.1").url])
+        stack.callback(cluster.close)
+        assert (cluster.gather().clients or 0) >= 3  # one of ours at each primary
 
 
 def test_bad_input(server):

@@ -262,6 +262,13 @@ class Server(Protocol):
         """Subscribe to the channel of this key in the background, and again after every reconnection."""
         ...
 
+    async def connected_clients(self, until: float) -> int | None:
+        """How many clients are connected: the sum over those servers that grant locks. None if one does not say.
+
+        For people, after a call that was answered. Raises Disconnected or LockError.
+        """
+        ...
+
     def reset_after_fork(self) -> None:
         """In a child after a fork: drop everything that belongs to the parent, and send nothing."""
         ...

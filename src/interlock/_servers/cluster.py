@@ -51,6 +51,7 @@ from interlock._quarantine.lossless import ask_server, least_ttl, read_server
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
 from interlock._quarantine.slot_move import SlotMove
+from interlock._servers.single import connected_clients
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 from interlock.errors import ConfigError, LockError
 
@@ -613,6 +614,10 @@ class ClusterServer:
             node.server.pool.subscribe(self._channel(slot))
 
     # Closing
+
+    async def connected_clients(self, until: float) -> int | None:
+        """See Server."""
+        return await connected_clients((node.server for node in {*self._map} if node is not None), until)
 
     async def close(self) -> None:
         """See Server."""

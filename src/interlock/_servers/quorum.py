@@ -44,7 +44,7 @@ from interlock._protocol.types import (
 )
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
-from interlock._servers.single import SentBatch
+from interlock._servers.single import SentBatch, connected_clients
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.lock import FenceCall, FenceReply
 from interlock.primitives.messages import (
@@ -451,6 +451,10 @@ class QuorumServer:
         return f"{there} of the quorum's {len(self.nodes)} servers answer; {self.majority} are needed"
 
     # Closing
+
+    async def connected_clients(self, until: float) -> int | None:
+        """See Server."""
+        return await connected_clients((node.server for node in self.nodes if node.is_up), until)
 
     async def close(self) -> None:
         """See Server."""

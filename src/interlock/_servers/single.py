@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._protocol.timing import DRIFT, FOREVER
 from interlock._protocol.types import ONLY_ROUTE, AckedReply, Disconnected, Route, ServerError
+from interlock._quarantine.identity import parse_info
 from interlock._quarantine.lossless import least_lossless_ttl
 from interlock._quarantine.primacy import Primacy
 from interlock._quarantine.proofs import Proofs
 from interlock._transports.connections import OwedReply, PendingReplies
 from interlock._transports.resp import (
     ASKING,
+    CLIENTS,
     PING,
     REPLICATION,
     ReplyError,
@@ -37,14 +39,14 @@ from interlock._transports.resp import (
 from interlock.primitives.messages import lengthens_lease
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from interlock._connect.address import Address
     from interlock._protocol.acks import Acks
     from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script, Unawaited
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
-    from interlock._transports.connections import Connection, ConnectionPool
+    from interlock._transports.connections import Command, Connection, ConnectionPool
 
 
 class SentBatch(NamedTuple):
@@ -276,13 +278,22 @@ class SingleServer:
 
     async def ping(self, until: float) -> None:
         """Check that the server answers; connect first if necessary. Raises Disconnected or LockError."""
+        await self._exchange(PING, until)
+
+    async def connected_clients(self, until: float) -> int | None:
+        """See Server."""
+        number = parse_info(await self._exchange(CLIENTS, until)).get("connected_clients", "")
+        return int(number) if number.isdecimal() else None
+
+    async def _exchange(self, command: Command, until: float) -> object:
         connection = await self.pool.checkout(until)
         try:
-            await connection.exchange(PING, until)
+            reply = await connection.exchange(command, until)
         except BaseException as error:
             connection.discard(error)
             raise
         connection.checkin()
+        return reply
 
     # Quarantine
 
@@ -328,6 +339,12 @@ class SingleServer:
     async def close(self) -> None:
         """See Server."""
         await self.pool.close()
+
+
+async def connected_clients(servers: Iterable[SingleServer], until: float) -> int | None:
+    """How many clients are connected to all of these. None if one does not say. Raises Disconnected or LockError."""
+    numbers = [await each.connected_clients(until) for each in servers]
+    return None if None in numbers else sum(number or 0 for number in numbers)
 
 
 async def _with_text(connection: Connection, reply: object, message: Message, stamp: str, until: float) -> object:

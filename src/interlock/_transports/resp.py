@@ -26,6 +26,7 @@ Push: Final = hiredis.PushNotification
 WAITING: Final = object()  # what a reader returns while the reply is incomplete
 PING: Final = pack(("PING",))
 REPLICATION: Final = pack(("INFO", "replication"))
+CLIENTS: Final = pack(("INFO", "clients"))
 ASKING: Final = pack(("ASKING",))
 TEMPLATES: Final = 1024  # messages without their tokens that are kept: about half a KB each
 _FOR_ONE_TOKEN: Final = frozenset({"acquire", "release"})  # verbs whose first argument is a token; not those of a multi

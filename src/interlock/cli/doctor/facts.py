@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address, Quorum
     from interlock._connect.sentinels import Sentinels
 
-__all__ = ["Facts", "ServerFacts", "ask", "connected_clients"]
+__all__ = ["Facts", "ServerFacts", "ask"]
 
 TIMEOUT: Final = 3.0  # seconds that one server may take for a question
 PINGS: Final = 20  # for the latency
@@ -85,16 +85,6 @@ def ask(urls: Sequence[str]) -> Facts:
         if master:
             facts.masters.append(master)
     return facts
-
-
-def connected_clients(url: str | None) -> int | None:
-    """How many clients are connected to the server of this URL. None if it does not say, or if that is a cluster."""
-    with contextlib.suppress(Exception):
-        address = address_of(url, for_asyncio=False)
-        if not isinstance(address, Cluster):
-            with _connected(address) as connection:
-                return int(parse_info(_reply(connection, "INFO", "clients"))["connected_clients"])
-    return None
 
 
 def _primaries(cluster: Cluster) -> list[Address]:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
+from interlock._protocol.run import run
+from interlock._protocol.types import Disconnected
 from interlock.cli.lookup import MOST, View, look
 from interlock.cli.options import connect
 from interlock.errors import LockError
@@ -48,7 +50,7 @@ class Snapshot:
     details: View | None = None
     """What the server says of the name whose details are shown."""
     clients: int | None = None
-    """How many clients are connected to the server; None if it does not say, or is several servers."""
+    """How many clients are connected, to all servers together; None if a server does not say."""
     rows: dict[tuple[str, str], list[Listed]] = field(
         default_factory=dict[tuple[str, str], list["Listed"]], init=False, repr=False, compare=False
     )
@@ -125,15 +127,15 @@ class Source:
             deadlocks=tuple(find(every)),  # of any name: a deadlock keeps callers waiting that want other names
             processes=len({party.process for each in every for party in (*each.holders, *each.waiters)}),
             details=self._details(details),
-            clients=self._clients(),
+            clients=self._clients(locks),
         )
 
-    def _clients(self) -> int | None:
-        if len(self.urls) > 1:
-            return None
-        from interlock.cli.doctor.facts import connected_clients  # noqa: PLC0415  # imports redis-py, as facts do
-
-        return connected_clients(self.urls[0] if self.urls else None)
+    @staticmethod
+    def _clients(locks: Interlock) -> int | None:
+        server = locks._session.server
+        with contextlib.suppress(LockError, Disconnected):
+            return run(server.connected_clients(server.runtime.now() + locks.try_for))
+        return None
 
     def _details(self, thing: ThingName | None) -> View | None:
         if thing is not None:
