@@ -17,7 +17,7 @@ import pexpect
 import pytest
 import typer
 
-from interlock import Interlock
+from interlock import Interlock, __version__
 from interlock.cli import app
 from interlock.cli.escape import safe
 from interlock.embedded import Server
@@ -186,6 +186,34 @@ def test_nonsense_gets_one_line_and_64(name, here):
             assert (status, written) == (64, ""), errors
             assert len(errors.splitlines()) == 1
         assert "--url" in errors and "Interlock(" not in errors  # no server is named, to somebody at a shell
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("show", "Missing argument 'NAME'. See `interlock show --help`"),
+        ("revoke x", "Missing option '--reason'. See `interlock revoke --help`"),
+        ("server nonsense", "No such command 'nonsense'. See `interlock server --help`"),
+        ("nonsense", "No such command 'nonsense'. See `interlock --help`"),
+        ("--nonsense", "--nonsense"),
+        ("--json ls", "--json stands behind its command, as in: interlock ls --json"),
+        ("top --interval nan", "--interval must be a number of seconds, not nan"),
+        ("top --interval 1e300", "--interval must be at least 0.2 and at most 86400 seconds, not 1e+300"),
+        ("doctor --max-ttl nan", "--max-ttl must be a number of seconds, not nan"),
+        ("wait x -w nan", "--wait must be a number of seconds, not nan"),
+        ("run -w nan x -- true", "--wait must be a number of seconds, not nan"),
+        ("revoke x --reason y --grace -1", "--grace must be at least 0 seconds, not -1"),
+    ],
+)
+def test_a_usage_error_names_the_cause_and_the_way_out(words, says, here):
+    status, written, errors = here(words)
+    assert (status, written, errors.count("\n")) == (64, "", 1)
+    assert says in errors
+
+
+def test_the_version_as_text_and_as_json(here):
+    assert here("--version") == (0, f"interlock {__version__}\n", "")
+    assert json.loads(here("--version --json")[1]) == {"version": __version__}
 
 
 def test_a_command_that_cannot_be_run_is_named(interlock):

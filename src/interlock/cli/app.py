@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import sys
@@ -14,10 +15,12 @@ from typer.core import TyperGroup
 from interlock import __version__
 from interlock.cli.escape import discard_output, safe
 from interlock.cli.exit_status import EX_IOERR, EX_UNAVAILABLE, EX_USAGE, INTERRUPTED
+from interlock.cli.options import AsJson  # noqa: TC001 (typer reads the annotations)
 from interlock.errors import ConfigError, LockError
 
 __all__ = ["app", "run"]
 
+PROGRAM: Final = "interlock"
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
     "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
@@ -68,11 +71,14 @@ def interlock(
     context: typer.Context,
     *,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Distributed locks on Redis and Valkey: queued, renewed, fenced, woken by push."""
     if version:
-        print(f"interlock {__version__}")
+        print(json.dumps({"version": __version__}) if as_json else f"interlock {__version__}")
         raise typer.Exit
+    if as_json:
+        raise ConfigError("--json stands behind its command, as in: interlock ls --json")
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -104,7 +110,7 @@ def _run() -> int:
         end = words.index("--")
         words, command = words[:end], words[end + 1 :]
     try:
-        status = app(words, prog_name="interlock", standalone_mode=False, obj=command)
+        status = app(words, prog_name=PROGRAM, standalone_mode=False, obj=command)
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except ConfigError as error:
@@ -116,7 +122,10 @@ def _run() -> int:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        return _complain(message(), EX_USAGE)
+        text = message().replace(" (env var: 'None')", "")  # click 8.2 names a variable that there is not
+        context = getattr(error, "ctx", None)
+        of = context.command_path if context else PROGRAM
+        return _complain(f"{text}{'' if text.endswith(('.', '?')) else '.'} See `{of} --help`", EX_USAGE)
     return status if isinstance(status, int) else 0
 
 

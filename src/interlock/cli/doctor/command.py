@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from interlock._protocol.names import duration
 from interlock.cli.options import AsJson, Prefix, Urls, require_url
 from interlock.cli.output import console, print_json, safe
 
@@ -40,6 +41,7 @@ def doctor(
     """Say what endangers locks on these servers, and what to set."""
     from .facts import ask  # noqa: PLC0415  # imports redis-py, which --help does without
 
+    max_ttl = duration(max_ttl, "--max-ttl")
     urls = url or []
     require_url(*urls)
     facts = ask(urls)

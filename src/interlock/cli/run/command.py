@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from interlock._api.options import DEFAULT_TTL
+from interlock._protocol.names import duration
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.cli.options import require_url
@@ -135,7 +136,7 @@ def run(
     argv = _argv(command, context.obj)
     if wait is not None and nonblock:
         raise ConfigError("-n does not wait, and -w waits: give one of them")
-    timeout = 0.0 if nonblock else wait
+    timeout = 0.0 if nonblock else wait if wait is None else duration(wait, "--wait")
 
     def tell(text: str) -> None:
         if verbose:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from interlock._protocol.names import duration
 from interlock.cli.options import AsJson, OnlyPrefix, Pattern, Urls  # noqa: TC001 (typer reads the annotations)
 from interlock.cli.output import console, print_json
 from interlock.cli.top.data import Source
@@ -20,6 +21,7 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 MIN_INTERVAL: Final = 0.2  # seconds
+MAX_INTERVAL: Final = 86400.0
 PLAIN_WIDTH: Final = 200  # columns of a snapshot that no terminal shows: nothing is cut off that a person could read
 
 EPILOG = """\b
@@ -39,15 +41,14 @@ Ctrl-C. It changes nothing."""
 def top(
     pattern: Pattern = "*",
     *,
-    interval: Annotated[
-        float, typer.Option(metavar="SECONDS", min=MIN_INTERVAL, help="Between two questions to the server.")
-    ] = 2.0,
+    interval: Annotated[float, typer.Option(metavar="SECONDS", help="Between two questions to the server.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print one snapshot as plain text, and end.")] = False,
     prefix: OnlyPrefix = None,
     url: Urls = None,
     as_json: AsJson = False,
 ) -> int:
     """Show what is held and awaited, live: who, for how long, where in the code, and who waits for whom."""
+    interval = duration(interval, "--interval", minimum=MIN_INTERVAL, maximum=MAX_INTERVAL)
     source = Source(url or (), pattern, prefix)
     out = console(soft_wrap=False)
     try:
