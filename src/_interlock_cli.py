@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line. See `interlock.cli.main`, which makes Ctrl-C a KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in a background job of sh
-        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(130))
     from interlock.cli import main as command_line  # noqa: PLC0415
 
     command_line()

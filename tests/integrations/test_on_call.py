@@ -19,6 +19,8 @@ from harness.topology import Sentinels
 from interlock import Interlock, LeaseLost
 from interlock._client import core
 from interlock.cli import app, revoke
+from interlock.cli.lookup import glance
+from interlock.cli.wait import Place, Progress
 from interlock.compat.redis_py import Lock as RedisPyLock
 from interlock.embedded import Server
 
@@ -304,6 +306,30 @@ def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock):
     status, written, errors = interlock("wait", "a", "--json")
     assert status == 0 and not errors and json.loads(written)["free"] and json.loads(written)["waited"] >= 0.2
     assert not locks.lock("a").inspect().held
+
+
+def test_wait_and_revoke_read_the_registry_once_for_a_holder_and_not_with_each_look(
+    locks, others, client, interlock, monkeypatch
+):
+    def reads():
+        return client.info("commandstats").get("cmdstat_hgetall", {"calls": 0})["calls"]
+
+    monkeypatch.setattr(Progress, "is_on", property(lambda _: True, lambda *_: None), raising=False)
+    monkeypatch.setattr("interlock.cli.wait.ASK_PLACE_INTERVAL", 3600)
+    first, place = locks.lock("a").acquire(), Place(locks)
+    view = glance(locks, "a", 1)
+    before = reads()
+    for _ in range(3):
+        place.added_to(view)
+    assert reads() == before + 1
+    first.release()
+    with pytest.raises(LeaseLost), others.lock("a").acquire():
+        place.added_to(glance(locks, "a", 1))
+        assert reads() == before + 2
+        interlock("wait", "a", "-w", "0.3")  # once for its line on the terminal, once for its message
+        assert reads() == before + 4
+        interlock("revoke", "a", "--reason", "r", "--grace", "0.3")  # once for the holder that it shows
+        assert reads() == before + 5
 
 
 def test_wait_knows_when_each_kind_is_free(locks, interlock):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interlock.primitives.registry import Party as Said
     from interlock.threads import Interlock
 
-__all__ = ["MOST", "Holder", "Party", "View", "Waiter", "look"]
+__all__ = ["MOST", "Holder", "Party", "View", "Waiter", "glance", "look", "with_places"]
 
 MOST: Final = 5000  # entries of one list: a script can return no more
 FIRST: Final = 100  # of them, unless all are wanted
@@ -140,10 +140,15 @@ class View:
 
 
 def look(locks: Interlock, name: str, most: int = FIRST) -> View:
-    """What the server has under this name, with at most so many holders and waiters. Raises Unavailable or ConfigError.
+    """What the server has under this name, and what the processes say of it. Raises Unavailable or ConfigError.
 
-    `most` of more than MOST counts as MOST.
+    At most so many holders and waiters; `most` of more than MOST counts as MOST.
     """
+    return with_places(locks, glance(locks, name, most))
+
+
+def glance(locks: Interlock, name: str, most: int = FIRST) -> View:
+    """As `look`, without what the processes say of themselves: to look again and again."""
     core = locks._session.core
     found = run(kind_of(core, name, locks.prefix))
     kind, key = found.kind, locks.prefix + name
@@ -152,10 +157,10 @@ def look(locks: Interlock, name: str, most: int = FIRST) -> View:
     assert kind is not None
     resource = resource_of(kind, name, locks.prefix)
     reply = run(inspect(core, resource, str(min(most, MOST))))
-    return _with_places(locks, _VIEWS[resource.script.name](View(name, key, kind, "free"), resource, reply, found))
+    return _VIEWS[resource.script.name](View(name, key, kind, "free"), resource, reply, found)
 
 
-def _with_places(locks: Interlock, view: View) -> View:
+def with_places(locks: Interlock, view: View) -> View:
     """Add what the processes of the holders and waiters say themselves, if they say anything."""
     processes = {process for party in (*view.holders, *view.waiters) if (process := process_of(party.token))}
     registry = locks._session.registry

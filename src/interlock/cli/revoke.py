@@ -21,7 +21,7 @@ from interlock._client.revocation import Revoking, reason_text
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
 from interlock.cli.exit_status import EX_TEMPFAIL, NOTHING_THERE
-from interlock.cli.lookup import MOST, Holder, View, look
+from interlock.cli.lookup import MOST, Holder, View, glance, look
 from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party, nothing_known
@@ -221,7 +221,7 @@ class Revoke:
         tokens = {holder.token for holder in seen}
         with Progress() as progress:
             while True:
-                left = [holder for holder in look(self.locks, self.name, MOST).holders if holder.token in tokens]
+                left = [holder for holder in glance(self.locks, self.name, MOST).holders if holder.token in tokens]
                 time_left = began + self.grace - time.monotonic()
                 if not left or time_left <= 0:
                     return left

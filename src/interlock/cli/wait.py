@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
 
 from interlock._protocol.names import duration
 from interlock.cli.exit_status import EX_TEMPFAIL
-from interlock.cli.lookup import View, look
+from interlock.cli.lookup import View, glance, with_places
 from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party
@@ -26,6 +27,7 @@ __all__ = ["Progress", "app", "short"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 FIRST_PAUSE: Final = 0.05  # seconds between two looks
 LONGEST_PAUSE: Final = 0.5
+ASK_PLACE_INTERVAL: Final = 2.0  # seconds, as a process reports where it holds
 
 EPILOG = """\b
 interlock wait stock:42                   until nobody holds it
@@ -66,18 +68,43 @@ def wait(
 def until_free(locks: Interlock, name: str, limit: float, progress: Progress) -> View:
     """Look at a name until it is free, or until this time of time.monotonic(). Returns the last view."""
     pause, began = FIRST_PAUSE, time.monotonic()
+    place = Place(locks)
     while True:
-        view = look(locks, name, 1)
+        view = glance(locks, name, 1)
         if view.kind in {OTHER, NEWER, "barrier"}:
             raise ConfigError(
                 f"the key {view.key!r} is that of {view.kind}: nobody holds it, so there is no end of that"
             )
         left = limit - time.monotonic()
         if not view.is_busy or left <= 0:
-            return view
-        progress.show(f"waiting for {span(time.monotonic() - began)}: {short(view)}")
+            return with_places(locks, view)
+        if progress.is_on:
+            progress.show(f"waiting for {span(time.monotonic() - began)}: {short(place.added_to(view))}")
         time.sleep(max(0.001, min(pause, left)))
         pause = min(LONGEST_PAUSE, pause * 1.5)
+
+
+class Place:
+    """Where the first holder acquired a name: asked when it has changed, and again while its process may not have said.
+
+    The registry costs the server more than a look at the name.
+    """
+
+    def __init__(self, locks: Interlock) -> None:
+        self.locks = locks
+        self.token: str | None = None
+        self.place: str | None = None
+        self.ask_again_at = 0.0
+
+    def added_to(self, view: View) -> View:
+        """The view with the place of its first holder."""
+        if not view.holders:
+            return view
+        first = view.holders[0]
+        if first.token != self.token or (self.place is None and time.monotonic() >= self.ask_again_at):
+            self.token, self.place = first.token, with_places(self.locks, view).holders[0].place
+            self.ask_again_at = time.monotonic() + ASK_PLACE_INTERVAL
+        return replace(view, holders=[replace(first, place=self.place), *view.holders[1:]])
 
 
 def short(view: View) -> str:
