@@ -209,14 +209,26 @@ def test_missing_rights_show(doctor):
         status, found = doctor("--url", url)
         assert (status, "by a poll" in found[Level.WARNING]) == (0, True), found
         assert doctor("--strict", "--url", url)[0] == 1
-        client.execute_command("ACL", "SETUSER", "mute", "-xrevrange")
-        assert "+xadd +xrevrange" in doctor("--url", url)[1][Level.NOTE]
+        assert "rights" not in found[Level.NOTE]
+        client.execute_command("ACL", "SETUSER", "mute", "-xadd", "-hdel")
+        found = doctor("--url", url)[1][Level.NOTE]
+        assert "→ Give its user mute the rights +xadd" in found and "→ Give its user mute the rights +hdel" in found
         client.execute_command("ACL", "SETUSER", "mute", "resetkeys", "~lock:*", "~{lock:*")
-        assert "the keys ~{interlock:processes}*" in doctor("--url", url)[1][Level.NOTE]
+        found = doctor("--url", url)[1][Level.NOTE]
+        assert "rights ~{interlock:processes}* +hdel" in found and "rights +xadd ~{interlock:audit}" in found
+        assert not client.keys("{interlock:*")  # it has tried them, and written nothing
         client.execute_command("ACL", "SETUSER", "mute", "-set")
         status, found = doctor("--url", url)
         assert status == 1 and "cannot be acquired" in found[Level.DANGER]
         assert "secret" not in str(found)
+
+
+def test_it_connects_once_for_the_facts_and_as_a_client_for_the_trial(doctor):
+    with Server() as server, redis.Redis.from_url(server.url) as client:
+        before = client.info("stats")["total_connections_received"]
+        assert doctor("--url", server.url)[0] == 0
+        # Of the trial: one for each of two threads, and one for the pushes.
+        assert client.info("stats")["total_connections_received"] - before <= 1 + 3
 
 
 def test_a_server_that_is_not_there_and_a_wrong_password(doctor):

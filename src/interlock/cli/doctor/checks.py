@@ -80,6 +80,7 @@ def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
             "refuses INFO, so there is no quarantine after a restart or failover",
             "Give its user the right +info",
         )
+    yield from _of_rights(server)
     yield from _of_memory(server)
     yield from _of_persistence(server, max_ttl)
     yield from _of_role(server)
@@ -118,6 +119,19 @@ def _of_version(server: ServerFacts) -> Iterator[Finding]:
             server.url,
             f"{name} {version}, up {up}, {server.latency * 1e6:.0f} µs a round trip{user}",
         )
+
+
+def _of_rights(server: ServerFacts) -> Iterator[Finding]:
+    whose = f"its user {server.user}" if server.user else "its user"
+    for what, rights in server.missing.items():
+        harm = {
+            "registry": "nobody sees what this user's processes hold and wait for, or this user not that of others",
+            "audit": "what this user revokes is not written down, or this user can't read who revoked what",
+        }[what]
+        yield Finding(
+            Level.NOTE, server.url, f"denies {whose} rights for the {what}: {harm}",
+            f"Give {whose} the rights {' '.join(rights)}",
+        )  # fmt: skip
 
 
 def _of_memory(server: ServerFacts) -> Iterator[Finding]:

@@ -8,11 +8,11 @@ import typer
 from rich.text import Text
 
 from interlock._protocol.names import duration
-from interlock.cli.options import AsJson, Prefix, Urls, require_url
+from interlock.cli.options import AsJson, Prefix, Urls, connect, require_url
 from interlock.cli.output import console, print_json, safe
 
 from .checks import Finding, Level, by_level, findings
-from .trial import ask_the_callers, read_the_audit, try_a_lock
+from .trial import ask_the_callers, try_a_lock
 
 __all__ = ["app"]
 
@@ -47,10 +47,10 @@ def doctor(
     facts = ask(urls)
     found = findings(facts, max_ttl=max_ttl)
     if not any(server.error for server in facts.servers):
-        found.append(try_a_lock(urls, prefix))
-        if (of_audit := read_the_audit(urls, prefix)) is not None:
-            found.append(of_audit)
-        found = by_level([*found, *ask_the_callers(urls, prefix)])
+        with connect(urls, prefix, "interlock doctor") as locks:
+            found.append(try_a_lock(locks))
+            found += ask_the_callers(locks, is_denied=any("registry" in server.missing for server in facts.servers))
+        found = by_level(found)
     if as_json:
         print_json([finding.as_json() for finding in found])
     else:

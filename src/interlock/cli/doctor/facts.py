@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from interlock._connect.clusters import Cluster
 from interlock._connect.refusals import connection_error
@@ -15,6 +15,8 @@ from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
 from interlock._quarantine.identity import parse_info
 from interlock._servers.cluster import _address_in_map
+from interlock.primitives.audit import AUDIT_KEY
+from interlock.primitives.registry import INDEX, entries_key
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,6 +32,19 @@ SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write",
     "min-replicas-max-lag", "cluster-node-timeout",
 )  # fmt: skip
+_ENTRY: Final = entries_key("interlock-doctor")  # of no process
+# What the scripts call, by what needs it. Each of these reads, or the server refuses it when it has checked the rights:
+# for an id of 0-0, or a word that is no number. ACL DRYRUN says the same only to users who may use it.
+TRIED: Final[dict[str, tuple[str, Sequence[tuple[str, ...]]]]] = {
+    "registry": (f"~{INDEX}*", (
+        ("ZADD", INDEX, "x", "x"), ("ZREM", INDEX, "x"), ("ZRANGEBYSCORE", INDEX, "x", "x"),
+        ("ZREMRANGEBYSCORE", INDEX, "x", "x"), ("HSET", _ENTRY, "x", "x", "x"), ("HGET", _ENTRY, "x"),
+        ("HGETALL", _ENTRY), ("HLEN", _ENTRY), ("HDEL", _ENTRY, "x"), ("EXISTS", _ENTRY), ("PEXPIRE", _ENTRY, "x"),
+    )),
+    "audit": (f"~{AUDIT_KEY}", (
+        ("XADD", AUDIT_KEY, "0-0", "x", "x"), ("XREVRANGE", AUDIT_KEY, "x", "x"), ("PEXPIRE", AUDIT_KEY, "x"),
+    )),
+}  # fmt: skip
 
 
 @dataclass
@@ -45,6 +60,8 @@ class ServerFacts:
     """CONFIG GET of SETTINGS; empty if it is refused."""
     user: str = ""
     """ACL WHOAMI; "" if it is refused."""
+    missing: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """The rights that its user lacks, by what needs them: the registry, the audit."""
     latency: float = 0.0
     """The median of PINGS round trips, in seconds."""
     clock: float = 0.0
@@ -107,6 +124,9 @@ def _ask_server(address: Address) -> ServerFacts:
                 found |= _pairs(_or_none(connection, "CONFIG", "GET", setting))
             facts.settings = found
             facts.user = _text(_or_none(connection, "ACL", "WHOAMI"))
+            for what, (keys, commands) in TRIED.items():
+                if missing := _missing(connection, keys, commands):
+                    facts.missing[what] = missing
             facts.latency = _latency(connection)
             asked = time.time()
             seconds, micros = _reply(connection, "TIME")
@@ -146,9 +166,23 @@ def _reply(connection: Any, *words: str) -> Any:
 
 def _or_none(connection: Any, *words: str) -> Any:
     """The reply, or None if the server refuses the command."""
-    with contextlib.suppress(RedisError):
+    with contextlib.suppress(ResponseError):
         return _reply(connection, *words)
     return None
+
+
+def _missing(connection: Any, keys: str, commands: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rights that the server's ACL lacks for these commands on these keys."""
+    found = list[str]()
+    for words in commands:
+        try:
+            _reply(connection, *words)
+        except NoPermissionError as refused:  # the server names the command, or says that it is about a key
+            right = f"+{words[0].lower()}" if "the '" in str(refused) and " command" in str(refused) else keys
+            found += [right] if right not in found else []
+        except ResponseError:  # it knows the command, and the user may use it
+            pass
+    return found
 
 
 def _latency(connection: Any) -> float:
