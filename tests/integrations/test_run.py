@@ -394,6 +394,22 @@ def test_ctrl_c_ends_the_script_around_it_too(shell, tmp_path):
     assert "went on" not in shell.before
 
 
+def test_ctrl_z_stops_nothing_that_no_shell_could_continue(server):
+    """As under `ssh -t HOST interlock run ...`: no shell with jobs is on this terminal."""
+    words = ["run", "a", "--", "sh", "-c", "echo in; read line; echo got $line"]
+    alone = pexpect.spawn(
+        str(INTERLOCK), words, timeout=20, encoding="utf-8", env={**os.environ, "INTERLOCK_URL": server.url}
+    )
+    try:
+        alone.expect(r"in\r")
+        alone.sendcontrol("z")
+        alone.expect("stopped")
+        alone.sendline("it")
+        alone.expect("got it")
+    finally:
+        alone.close(force=True)
+
+
 def test_a_script_has_the_terminal_back_after_a_command_that_cannot_be_executed(shell, tmp_path):
     script = tmp_path / "job.sh"
     script.write_text("interlock run a -- /nonexistent\nread line\necho got $line\n")

@@ -129,8 +129,8 @@ class Runner:
                     self.is_ending = True
                     why = "is lost" if is_lost else f"ends in {max(0.0, until - boottime()):.1f} s and was not renewed"
                     print(f"interlock: the lease {why}: the command gets SIGTERM, and then SIGKILL", file=sys.stderr)
-                case ("stopped", _):
-                    self._stop(lease)
+                case ("stopped", [number]):
+                    self._stop(lease, number)
                 case _:
                     pass
 
@@ -159,15 +159,20 @@ class Runner:
             signal.signal(self.ended_by_key, signal.SIG_DFL)
             os.killpg(0, self.ended_by_key)
 
-    def _stop(self, lease: Held) -> None:
-        """The command was stopped, by Ctrl-Z or because it reads in the background: stop this job as a whole."""
+    def _stop(self, lease: Held, number: int) -> None:
+        """The command was stopped, by Ctrl-Z or because it reads in the background: stop this job as a whole.
+
+        Linux drops the SIGTSTP of Ctrl-Z for a job that no shell could continue, as under `ssh -t HOST interlock run`.
+        It stopped the command, whose parent is in this session; so the command goes on at once.
+        """
         if self.terminal is None:
             return
         if self._has_command_terminal():
             self._take_terminal()
         left = max(0.0, lease.remaining())
         print(f"interlock: stopped; unless it goes on, the command is ended within {left:.0f} s", file=sys.stderr)
-        os.killpg(0, signal.SIGSTOP)  # returns when the shell continues this job
+        stop = signal.SIGTSTP if number == signal.SIGTSTP else signal.SIGSTOP
+        os.killpg(0, stop)  # returns when the shell continues this job
         if os.tcgetpgrp(self.terminal) == os.getpgrp():  # after `fg`, not after `bg`
             self._set_foreground(self.command)
         self.supervisor.say("signal", signal.SIGCONT)
