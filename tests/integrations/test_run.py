@@ -196,22 +196,22 @@ def test_a_signal_to_one_that_waits_ends_it_and_leaves_nothing(run, locks):
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stopped(run, locks, how):
-    process = run("--ttl", "2", "a", "-c", STUBBORN)
+def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stopped(run, server, how):
+    """The command writes the time as long as it works. On a busy machine this test may hear late of its end."""
+    process = run("--ttl", "2", "a", "-c", STUBBORN.replace("sleep", "date +%s.%N; sleep"))
     pid = int(process.stdout.readline())
     process.send_signal(getattr(signal, how))
-    held = locks.lock("a")
-    while lives(pid):
-        state = held.inspect()  # asked while the command may still be at work
-        alive = lives(pid)
-        assert state.held or not alive, "the lease has ended, and the command runs on"
-        time.sleep(0.002)  # a test that takes all of a processor keeps it from the supervisor, for seconds
-    assert held.inspect().held, "a minute more is no promise kept"
-    assert process.stdout.readline() == "TERM\n"
+    lease_ends = 0.0
+    with redis.Redis.from_url(server.url) as client:
+        while lives(pid):
+            lease_ends = max(lease_ends, client.pexpiretime("lock:a") / 1000)
+            time.sleep(0.002)  # a test that takes all of a processor keeps it from the supervisor
     process.send_signal(signal.SIGCONT)
-    process.wait()
-    if how == "SIGSTOP":
-        assert process.returncode == 76
+    code, written, _ = ended(process)
+    lines = written.split()
+    lines.remove("TERM")
+    assert float(lines[-1]) < lease_ends
+    assert how == "SIGKILL" or code == 76
 
 
 def test_the_command_ends_with_its_group_before_the_lease_though_the_server_is_silent(run, server):
@@ -392,6 +392,38 @@ def test_ctrl_c_ends_the_script_around_it_too(shell, tmp_path):
     shell.sendintr()
     shell.expect_exact("ready> ")
     assert "went on" not in shell.before
+
+
+def test_a_pager_reads_from_the_terminal_while_the_command_runs(shell, locks):
+    pager = "sh -c 'read line; echo $line; read key </dev/tty; echo key $key; cat'"
+    shell.sendline(f"interlock run a -- sh -c 'echo in; exec sleep 100' | {pager}")
+    shell.expect(r"\nin")
+    shell.sendline("it")
+    shell.expect("key it")
+    shell.sendintr()
+    assert status(shell) != 0
+    assert not locks.lock("a").inspect().held
+
+
+def test_a_command_in_a_pipeline_has_the_terminal_when_it_reads(shell):
+    shell.sendline("interlock run a -- sh -c 'read line; echo got $line' | cat")
+    shell.sendline("it")
+    shell.expect("got it")
+    assert status(shell) == 0
+
+
+def test_ctrl_z_and_fg_in_a_pipeline(shell, locks):
+    shell.sendline("interlock run --ttl 20 a -- sh -c 'echo $$; exec sleep 100' | cat")
+    shell.expect(r"\n(\d+)\r")
+    state = Path(f"/proc/{shell.match[1]}/stat")
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    until(lambda: state.read_text().split()[2] == "T")
+    shell.sendline("fg")
+    until(lambda: state.read_text().split()[2] == "S")
+    shell.sendintr()
+    assert status(shell) != 0
+    assert not locks.lock("a").inspect().held
 
 
 def test_ctrl_z_stops_nothing_that_no_shell_could_continue(server):

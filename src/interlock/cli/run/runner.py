@@ -4,7 +4,7 @@ Rules. (1) The supervisor is forked before anything starts a thread. (2) A signa
 started ends the wait, and leaves nothing in the queue. Later signals go to the command, which decides. (3) The runner
 tells the supervisor only deadlines that it has read from the lease, counted from before it read them. (4) On a terminal
 the command is a job of its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues
-the command.
+the command. It gets the terminal at once; in a pipeline it gets it when it needs it, since others may (`| less`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class Runner:
         self.terminal = _terminal()
         self.program = argv[0]
         self.command = 0  # the id of its process and group
-        has_terminal = self.terminal is not None and os.tcgetpgrp(self.terminal) == os.getpgrp()
-        self.supervisor = Supervisor(argv, grace, self.terminal if has_terminal else None)
+        is_alone = os.isatty(0) and os.isatty(1)  # else the others of the pipeline may need the terminal
+        self.supervisor = Supervisor(argv, grace, self.terminal if is_alone and self._has_terminal() else None)
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -94,6 +94,8 @@ class Runner:
         fences = [fence[name] for name in self.names] if len(self.names) > 1 else [fence]
         names = {"INTERLOCK_NAME": "\n".join(self.names), "INTERLOCK_FENCE": "\n".join(map(str, fences))}
         self.is_running = True
+        if (before := signal.getsignal(signal.SIGTSTP)) == signal.SIG_DFL:
+            signal.signal(signal.SIGTSTP, self._on_signal)
         until = _deadline(lease)
         self.supervisor.say("begin", until, names)
         threading.Thread(target=self._report_loss, args=(lease,), name="interlock-run-loss", daemon=True).start()
@@ -104,6 +106,7 @@ class Runner:
             print("interlock: the supervisor was killed, so the command was, too", file=sys.stderr)
             return EX_UNAVAILABLE
         finally:
+            signal.signal(signal.SIGTSTP, before)
             self.is_running = False
 
     def _report_loss(self, lease: Held) -> None:
@@ -167,15 +170,26 @@ class Runner:
         """
         if self.terminal is None:
             return
-        if self._has_command_terminal():
+        if number in {signal.SIGTTIN, signal.SIGTTOU} and self._has_terminal():  # it needs the terminal now
+            self._set_foreground(self.command)
+            self.supervisor.say("signal", signal.SIGCONT)
+            return
+        is_given = self._has_command_terminal()
+        if is_given:
             self._take_terminal()
         left = max(0.0, lease.remaining())
         print(f"interlock: stopped; unless it goes on, the command is ended within {left:.0f} s", file=sys.stderr)
         stop = signal.SIGTSTP if number == signal.SIGTSTP else signal.SIGSTOP
+        handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.killpg(0, stop)  # returns when the shell continues this job
-        if os.tcgetpgrp(self.terminal) == os.getpgrp():  # after `fg`, not after `bg`
+        signal.signal(signal.SIGTSTP, handler)
+        if is_given and self._has_terminal():  # after `fg`, not after `bg`
             self._set_foreground(self.command)
         self.supervisor.say("signal", signal.SIGCONT)
+
+    def _has_terminal(self) -> bool:
+        """Whether this job is in the foreground of its terminal."""
+        return self.terminal is not None and os.tcgetpgrp(self.terminal) == os.getpgrp()
 
     def _has_command_terminal(self) -> bool:
         return self.terminal is not None and self.command > 0 and os.tcgetpgrp(self.terminal) == self.command
