@@ -29,13 +29,16 @@ except ModuleNotFoundError as missing:
 else:
     MISSING = ""
 
+from interlock._client.error_texts import _KINDS
 from interlock._client.observer import Loss, Outcome
 
 pytestmark = [pytest.mark.runs_on("valkey-9.1", modes="threads"), pytest.mark.xdist_group("prometheus")]
 FILES = Path(__file__).parents[2] / "docs" / "observability"
 ALERTS = FILES / "alerts.yml"
 FROM_PROMETHEUS = {"job", "instance"}  # labels that a scrape adds
-VALUES = {"outcome": {each.value for each in Outcome}, "reason": {each.value for each in Loss}}
+VALUES = {
+    "outcome": {each.value for each in Outcome}, "reason": {each.value for each in Loss}, "interlock_kind": {*_KINDS}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,7 +68,7 @@ def labels_in_texts() -> set[str]:
 def names(query: str) -> tuple[set[str], set[str], list[tuple[str, str]]]:
     """The metrics, the labels, and the labels with the values that a query in PromQL compares them with."""
     matched = [(label, value) for inner in re.findall(r"\{([^}]*)\}", query)
-               for label, value in re.findall(r'(\w+)\s*=~?\s*"([^"]*)"', inner)]  # fmt: skip
+               for label, value in re.findall(r'(\w+)\s*(?:=~?|!~|!=)\s*"([^"]*)"', inner)]  # fmt: skip
     labels = {label for label, _ in matched}
     for inner in re.findall(r"\bby \(([^)]*)\)", query):
         labels |= {label.strip() for label in inner.split(",")}
@@ -131,6 +134,19 @@ def test_each_query_names_metrics_labels_and_values_that_the_exporter_writes(scr
                 assert {*value.split("|")} <= VALUES[label], query
 
 
+def test_no_alert_is_about_callers_that_may_wait_for_ever():
+    """A standby of an election waits for as long as its leader lives."""
+    (query,) = [query for query in alert_queries() if "interlock_waiters" in query]
+    assert 'interlock_waiters{interlock_kind!~"election|latch|barrier"}' in query
+
+
+def test_the_share_of_no_attempts_is_no_division_by_zero():
+    """The counters of a program that does nothing now stay, and their rates are 0."""
+    divisors = [query.split(" / ")[1] for query in dashboard_queries() if " / " in query]
+    assert divisors
+    assert all(re.match(r"clamp_min\(.*, 1e-9\)$", divisor) for divisor in divisors)
+
+
 def test_the_labels_in_legends_and_annotations_are_written(scraped):
     written = {label for metric, labels in scraped.items() if metric.startswith("interlock_") for label in labels}
     assert labels_in_texts() <= written | FROM_PROMETHEUS
@@ -145,11 +161,14 @@ def test_every_metric_is_on_the_dashboard(scraped):
 
 
 def test_a_query_is_read_in_all_its_parts():
-    query = 'a(0.9, sum by (le, job) (rate(interlock_x_bucket{outcome=~"b|c", job="$job"}[5m]))) > 0 unless interlock_y'
+    query = (
+        'a(0.9, sum by (le, job) (rate(interlock_x_bucket{outcome=~"b|c", job="$job"}[5m]))) > 0 '
+        'unless interlock_y{reason!~"d"}'
+    )
     metrics, labels, matched = names(query)
     assert metrics == {"interlock_x_bucket", "interlock_y"}
-    assert labels == {"le", "job", "outcome"}
-    assert matched == [("outcome", "b|c"), ("job", "$job")]
+    assert labels == {"le", "job", "outcome", "reason"}
+    assert matched == [("outcome", "b|c"), ("job", "$job"), ("reason", "d")]
     assert names("label_values(interlock_x_total, interlock_kind)")[:2] == ({"interlock_x_total"}, {"interlock_kind"})
 
 
