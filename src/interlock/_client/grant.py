@@ -100,6 +100,7 @@ class Observation:
     began: float
     held_since: list[float] = field(default_factory=list[float])  # empty unless it is held: a pop is one step
     state: Any = None  # of the observer that traces
+    trace_id: str = ""  # of the trace in which the caller acquires, if somebody traces
 
 
 @dataclass(slots=True, eq=False)
@@ -139,7 +140,6 @@ class Attempt:
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
-    trace_id: str = ""  # of the trace in which the caller acquires, if interlock.contrib.otel is in use
     observation: Observation | None = None  # while somebody observes
 
     @property
@@ -156,6 +156,11 @@ class Attempt:
     def handover_ttl_ms(self) -> str:
         """The handover ttl in the words of an acquire."""
         return self.options.handover_ttl_ms
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace in which the caller acquires; "" if nobody traces."""
+        return self.observation.trace_id if self.observation is not None else ""
 
     @property
     def live_caller(self) -> Any:

@@ -149,7 +149,7 @@ class Telemetry(Observer):
         )
         context = span.get_span_context()
         if context.is_valid:
-            attempt.trace_id = trace.format_trace_id(context.trace_id)
+            observation.trace_id = trace.format_trace_id(context.trace_id)
 
     def acquired(self, grant: Grant, waited: float) -> None:
         """See Observer."""
