@@ -17,6 +17,7 @@ STEADY = "the fastest peer that starves nobody"
 BEFORE, SMALLEST = "before", "the smallest script"
 BARE = "a bare round trip"
 FEW, ONE_SERVER = "10 of them", "one server"
+UNREGISTERED = "registry=False"
 
 
 @dataclass(frozen=True)
@@ -60,5 +61,6 @@ GOALS: dict[str, tuple[Goal, ...]] = {
     "holders": (Goal(FEW, most=1.5),),
     "arrivals": (Goal(FEW, most=1.5),),
     "cluster": (Goal(ONE_SERVER, least=0.83),),
+    "registry": (Goal(UNREGISTERED, least=0.98, of=OURS),),
     "quorum": (Goal(ONE_SERVER, least=0.62), Goal(POTTERY, least=3)),
 }

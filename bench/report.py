@@ -26,6 +26,7 @@ ALL_GOALS = "goals-that-are-missed-and-why"
 SHARED = {  # the section of a row that has none of its own
     **dict.fromkeys(("waiters", "leases", "import"), "waiters-leases-import"),
     **dict.fromkeys(("crowds", "holders", "arrivals"), "crowds-holders-arrivals"),
+    **dict.fromkeys(("registry", "observers"), "registry-observers"),
     **dict.fromkeys(("contended-tasks", "semaphore", "primitives", "primitive-tasks", "shards", "failover"), ALL_GOALS),
 }
 

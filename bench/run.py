@@ -37,6 +37,7 @@ examples:
   scripts/bench --list                     what each row measures, and its goal
   scripts/bench --write README.md          put the table into the README
   scripts/bench server-time --before PATH  against another checkout, or a commit
+  scripts/bench registry observers         what reports to the registry, metrics and traces cost a pair
   scripts/bench --quick all                every line of code once; the numbers mean nothing
   scripts/bench growth                     curves: 10 to 10,000 waiters, locks, readers (growth --help)
 

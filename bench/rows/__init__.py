@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from goals import GOALS
-from rows import contended, crowds, engines, imports, primitives, server, uncontended
+from rows import contended, costs, crowds, engines, imports, primitives, server, uncontended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,6 +65,13 @@ ROWS: dict[str, Row] = {
     "crowds": Row("waiters, of a semaphore, a read-write lock and an election", crowds.crowds, usual=False),
     "holders": Row("an acquire and a release beside 10,000 holders, and beside 10", crowds.holders, usual=False),
     "arrivals": Row("one more arrival at a latch or barrier where 10,000 wait, or 10", crowds.arrivals, usual=False),
+    "registry": Row(
+        "pairs with and without reports to the registry, threads and asyncio; processor time of a report",
+        costs.registry,
+        usual=False,
+        bounds="a report in two seconds ≤ 2 % of a core",
+    ),
+    "observers": Row("uncontended, while OpenTelemetry measures and traces", costs.observers, usual=False),
     "cluster": Row("uncontended and tasks on a cluster of 3 shards", engines.cluster, usual=False),
     "shards": Row("100 tasks on locks of one, two and three shards", engines.scaling, usual=False),
     "quorum": Row("uncontended and tasks on quorums of 3 and 5", engines.quorums, usual=False),
