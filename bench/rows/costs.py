@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import sub
 from typing import TYPE_CHECKING
 
 from contenders import TTL
@@ -237,7 +238,7 @@ def observers(bench: Bench) -> Iterator[Outcome]:
         "observers", "threads, one lock, nobody else: acquire + release", "µs a pair", NOBODY, samples,
         checks=[Check("a count by the SDK, µs", f"{of_the_sdk:.1f}")], less_is_better=True,
         remarks={
-            name: f"{statistics.median(micros) - statistics.median(spent[NOBODY]):+.1f} µs of processor time"
+            name: f"{statistics.median(map(sub, micros, spent[NOBODY])):+.1f} µs of processor time"
             for name, micros in spent.items()
             if name != NOBODY
         },

@@ -252,7 +252,7 @@ def _switch_cores() -> None:
 
 
 def _switch_core(core: Core) -> None:
-    # Python keeps the attributes of an object elsewhere once its class was set, if only to the same one: 1 µs a pair.
+    # Python keeps the attributes of an object elsewhere once its class was set, if only to the same one: 0.6 µs a pair.
     if type(core) is not core_type():
         core.__class__ = core_type()
 
