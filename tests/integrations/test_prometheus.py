@@ -140,6 +140,13 @@ def test_no_alert_is_about_callers_that_may_wait_for_ever():
     assert 'interlock_waiters{interlock_kind!~"election|latch|barrier"}' in query
 
 
+def test_the_first_loss_of_a_counter_counts():
+    """With lock_names=True the counter of a name begins with its first loss, so Prometheus sees no increase."""
+    queries = [query for query in alert_queries() + dashboard_queries() if "interlock_lost_total" in query]
+    assert len(queries) == 3
+    assert all(" unless interlock_lost_total" in query and " offset " in query for query in queries)
+
+
 def test_the_share_of_no_attempts_is_no_division_by_zero():
     """The counters of a program that does nothing now stay, and their rates are 0."""
     divisors = [query.split(" / ")[1] for query in dashboard_queries() if " / " in query]
