@@ -65,7 +65,7 @@ async def test_a_revocation_whose_process_died_or_got_no_answer_says_so(mode, mo
     locks = mode.interlock()
     await mode.keep(locks.lock("a").acquire())
     core, resource = await core_of(locks), locks.lock("a")._primitive
-    await Revoking(core, resource, "dies", force=False)._note_asked(["h/1/t/x"])
+    await Revoking(core, resource, "dies", force=False)._note_asked(["h/1/t/x", "of another\nlibrary"])
 
     async def away(*_):
         raise Unavailable("no answer")
@@ -76,7 +76,7 @@ async def test_a_revocation_whose_process_died_or_got_no_answer_says_so(mode, mo
             await Revoking(core, resource, "no answer", force=True).revoke([b"h/1/t/x"])
     assert not await Revoking(core, resource, "late", force=True).revoke([b"h/1/t/x"])  # another one holds it
     late, unanswered, died = await audited(locks)
-    assert (died.reason, died.result) == ("dies", None)
+    assert (died.reason, died.result, died.holders) == ("dies", None, ("h/1/t/x", "of_another_library"))
     assert (unanswered.reason, unanswered.result) == ("no answer", "unknown: Unavailable")
     assert "nothing" in late.result
     assert (await locks.lock("a").inspect()).held
@@ -105,6 +105,7 @@ async def test_an_entry_twice_or_of_another_version_is_read_as_it_may(mode, clea
         clean.xadd(AUDIT_KEY, fields)  # the request was sent twice
     clean.xadd(AUDIT_KEY, {"operation": "later", "step": "asked", "words": "of a later version"})
     clean.xadd(AUDIT_KEY, {"nothing": "of ours"})
+    clean.xadd(AUDIT_KEY, {str(i): "x" for i in range(10_000)})  # more than Lua can unpack
     (found,) = await audited(locks)
     assert (found.name, found.result) == ("a", "revoked")
 

@@ -109,7 +109,7 @@ class Revoking:
             "by": self.by,
             "reason": self.reason,
             "forced": "1" if self.force else "0",
-            "holders": " ".join(token.replace(" ", "_") for token in tokens[:MAX_TOKENS]),
+            "holders": " ".join("_".join(token.split()) for token in tokens[:MAX_TOKENS]),
             "holding": str(len(tokens)),
         }
         self._is_noted = True

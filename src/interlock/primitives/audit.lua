@@ -24,7 +24,8 @@ elseif verb == 'noted' then
   local before, most = ARGV[2], ARGV[3]
   local found = {}
   for _, entry in ipairs(redis.call('XREVRANGE', AUDIT, before, '-', 'COUNT', most)) do
-    found[#found + 1] = {entry[1], unpack(entry[2])}
+    table.insert(entry[2], 1, entry[1])
+    found[#found + 1] = entry[2]
   end
   return found
 end
