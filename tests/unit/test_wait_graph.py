@@ -52,6 +52,12 @@ def test_two_that_wait_for_each_other():
     assert found.seconds == 10
 
 
+def test_no_text_of_others_reaches_a_terminal():
+    things = ring("A\x1b[31m", "B\n")
+    (found,) = find([Listed("lock\x1b[2J", *(each.name, each.prefix, each.holders, each.waiters)) for each in things])
+    assert all(member.sentence().isprintable() for member in found.members)
+
+
 def test_a_ring_in_the_order_of_its_waits():
     callers = [f"c{i}" for i in range(500)]
     ((first, *others),) = members(ring(*callers))

@@ -45,7 +45,7 @@ class ThingName(NamedTuple):
     prefix: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name!r}"
+        return f"{printable(self.kind)} {self.name!r}"
 
 
 def name_of(listed: Listed) -> ThingName:
@@ -141,15 +141,17 @@ def find(things: Iterable[Listed], min_wait: float = MIN_WAIT) -> list[Deadlocke
     known = _known(things, min_wait)
     stuck = _stuck(known)
     blockers = _blockers(known, stuck)
-    found = [_deadlock(component, known, stuck) for component in _components(blockers)]
+    found = [_deadlock(component, stuck) for component in _components(blockers)]
     return sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
 
 
 def _known(things: Iterable[Listed], min_wait: float) -> list[_Thing]:
-    """The things whose holders or waiters may be in a deadlock. Each caller waits for one of them at most."""
+    """The things for which callers wait that may be in a deadlock. Each caller waits for one of them at most."""
     known = list[_Thing]()
     waits = dict[str, tuple[Party, _Thing]]()
     for listed in things:
+        if not listed.waiters:
+            continue
         parties = [*listed.holders, *listed.waiters]
         thing = _Thing(name_of(listed), max((p.limit for p in parties), default=0))
         known.append(thing)
@@ -236,11 +238,11 @@ def _postorder(graph: dict[str, list[str]], roots: Iterable[str], seen: set[str]
     return found
 
 
-def _deadlock(component: list[str], known: Sequence[_Thing], stuck: dict[str, _Thing]) -> Deadlocked | None:
+def _deadlock(component: list[str], stuck: dict[str, _Thing]) -> Deadlocked | None:
     """The deadlock of these callers; None if it may never have been true all at once."""
     inside = set(component)
-    waiters = {p.caller_id: p for thing in known for p in thing.waiters if p.caller_id in inside}
     awaited = {id(stuck[caller]): stuck[caller] for caller in component}.values()
+    waiters = {party.caller_id: party for thing in awaited for party in thing.waiters if party.caller_id in inside}
     holds = {
         caller: tuple(Held(thing.name, thing.holders[caller]) for thing in awaited if caller in thing.holders)
         for caller in component
