@@ -39,9 +39,9 @@ if verb == 'report' then
     end
     if redis.call('HLEN', ENTRIES) >= MAX_SESSIONS then return {1} end
   end
-  -- First the index: if that key holds something else, nothing is stored.
-  redis.call('ZREMRANGEBYSCORE', INDEX, '-inf', text(now_ms))
+  -- First what may fail: the key of the index holds something else, or there is no memory. Then nothing is stored.
   redis.call('ZADD', INDEX, text(now_ms + ttl_ms), process)
+  redis.call('ZREMRANGEBYSCORE', INDEX, '-inf', text(now_ms))
   redis.call('PEXPIRE', INDEX, text(ttl_ms))
   redis.call('HSET', ENTRIES, session, text(now_ms) .. ' ' .. entry)
   redis.call('PEXPIRE', ENTRIES, text(ttl_ms))
@@ -64,3 +64,4 @@ elseif verb == 'read' then
   table.insert(reply, 1, now_ms)
   return reply
 end
+return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))
