@@ -15,7 +15,7 @@ import pytest
 from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
-from interlock._client import core, deadlock_search, long_waits
+from interlock._client import answers, core, long_waits
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -28,7 +28,7 @@ def _soon(monkeypatch):
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
-    monkeypatch.setattr(deadlock_search, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
     monkeypatch.setattr(core, "MIN_WAIT_TO_ASK", 0.5)
     monkeypatch.setattr(core, "UNDO_GRACE", 2.0)  # a busy machine may take long for an answer

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import heapq
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+from interlock._client.answers import Answers
 from interlock._client.error_texts import server_error
 from interlock._client.long_waits import LongWaits
 from interlock._client.places import enters_with, line_of
@@ -25,6 +25,7 @@ from interlock._client.self_wait import lasts, name_of_caller
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
 from interlock._protocol.timing import FOREVER, RETRY_FOR
+from interlock._protocol.tokens import Process, Token
 from interlock._protocol.types import Disconnected, ServerError, is_transient
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.permits import PermitArgs
@@ -41,15 +42,16 @@ from interlock.primitives.registry import (
     Party,
     ReadReply,
     ReportCall,
+    caller_id_in,
     encode_entry,
     listed,
-    process_of,
     read_message,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from interlock._client.answers import Answer
     from interlock._client.grant import Attempt, Grant
     from interlock._client.places import Place
     from interlock._client.renewal import Renewal
@@ -62,9 +64,7 @@ CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
 REFUSED_INTERVAL: Final = 60.0  # seconds after a refusal until the next try
 MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
 READ_BATCH: Final = 100  # processes that one write asks about
-MAX_FOUND: Final = 1000  # holders that the registry remembers for REPORT_INTERVAL
 MAX_LINES: Final = 1000  # lines of code that the registry remembers
-
 
 Said: TypeAlias = tuple[frozenset[str], frozenset[str]]  # the tokens of what is held, and of what waits
 
@@ -72,25 +72,16 @@ Said: TypeAlias = tuple[frozenset[str], frozenset[str]]  # the tokens of what is
 class Found(NamedTuple):
     """What the process of a holder has said of that."""
 
-    asked_at: float
     party: Party | None
     waits: bool
     """Whether the holder waits for something."""
-
-
-@dataclass(slots=True)
-class Question:
-    """One about a holder, which is under way."""
-
-    waiting: list[AutoResetEvent]  # for the answer
-    found: Found | None
 
 
 class Registry:
     """The entry of one session, and what all sessions say."""
 
     def __init__(
-        self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process_id: str,
+        self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process: Process,
         session_id: str, *, writes: bool,
     ) -> None:  # fmt: skip
         self.server = server
@@ -100,7 +91,7 @@ class Registry:
         self.writes = writes  # else this session only reads what others say
         self.wake_at = wake_at  # wakes the worker that runs tick()
         self.query: Callable[..., Awaitable[Any]]  # as Core.query
-        self.process_id = process_id
+        self.process = process
         self.session_id = session_id
         self.next_look = FOREVER
         self.reported_at = -FOREVER  # when the last report was sent
@@ -113,8 +104,7 @@ class Registry:
         self.refused_until = -FOREVER  # until when this session writes none
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
-        self._found: dict[str, Found] = {}  # what others said lately of the holder with this token
-        self._asking: dict[str, Question] = {}  # by the token of the holder
+        self._found = Answers[Found](self.runtime)  # by the token of the holder
         self._lines: dict[Place | None, str] = {}
         self._withs: dict[Place, bool] = {}
 
@@ -160,8 +150,7 @@ class Registry:
                 [self.waiting_item(attempt, now) for attempt in waits],
             )
             ttl_ms = str(int(ENTRY_TTL * 1000))
-            self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
-            await self._send(ReportCall(self.process_id, self.session_id, ttl_ms, entry).message, tokens)
+            await self._send(ReportCall(str(self.process), self.session_id, ttl_ms, entry).message, tokens)
 
     @property
     def has_entry(self) -> bool:
@@ -176,14 +165,9 @@ class Registry:
         if sending is not None:
             await sending.wait(until)
 
-    def farewell(self) -> list[Message]:
-        """The message that deletes the entry, if there may be one."""
-        self.ended, self.next_look = True, FOREVER
-        return [self.leave_message()] if self.has_entry else []
-
     def leave_message(self) -> Message:
         """The message that deletes the entry of this session."""
-        return LeaveCall(self.process_id, self.session_id).message
+        return LeaveCall(str(self.process), self.session_id).message
 
     async def _send(self, message: Message, tokens: Said | None) -> None:
         with self.runtime.mutex:
@@ -193,6 +177,7 @@ class Registry:
         now, before = self.runtime.now(), self.reported
         # Until the reply: an entry may be there, and is not as it should be.
         self.reported_at, self.reported = now, (frozenset(), frozenset())
+        self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
         script, keys, args = message
         try:
             await self.server.call(script, keys, args, now + CALL_TIMEOUT)
@@ -236,9 +221,7 @@ class Registry:
         return self._item(attempt, attempt.token, None, now - attempt.waits_since)
 
     def _item(self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False) -> Item:
-        resource, caller = attempt.resource, attempt.live_caller
-        if resource.owner_prefix:  # the owner counts, whichever thread or task it is
-            caller = None
+        resource, caller = attempt.resource, caller_of(attempt)
         args = resource.acquire_args
         permits, limit = (int(args.permits), int(args.limit)) if isinstance(args, PermitArgs) else (1, 1)
         return Item(
@@ -250,7 +233,7 @@ class Registry:
             self._line_of(attempt.place),
             max(0.0, age),
             attempt.trace_id,
-            "" if caller is None else f"{id(caller):x}",
+            _caller_number(attempt),
             permits,
             limit,
             int(lasting),
@@ -285,72 +268,50 @@ class Registry:
         for renewal in self.all_renewals():
             if (grant := renewal.find(token)) is not None:
                 return Holding(self._line_of(grant.attempt.place), now - grant.since, 0.0)
-        found = await self._ask(token, until)
-        if found is None or found.party is None:
+        found = await self._find(token, until)
+        if found is None or (party := found.value.party) is None:
             return None
-        party, later = found.party, now - found.asked_at
+        later = now - found.asked_at
         return Holding(printable(party.place), party.seconds + later, party.reported_ago if party.is_silent else 0.0)
 
     async def holder_waits(self, token: str, until: float) -> bool:
         """Whether the holder with this token waits for something, as its process has said lately."""
-        found = await self._ask(token, until)
-        return found is not None and found.waits
+        found = await self._find(token, until)
+        return found is not None and found.value.waits
 
-    async def _ask(self, token: str, until: float) -> Found | None:
-        """What its process says of the holder with this token. None if no answer comes in time.
+    def caller_id(self, attempt: Attempt) -> str:
+        """What tells the caller of this attempt from all others. "" if it is gone, or if nobody knows it."""
+        return caller_id_in(self.process, _caller_number(attempt))
 
-        Many callers may ask at the same moment, as their time is over together: the first of them asks the server.
-        """
-        answered = self.runtime.event()
-        with self.runtime.mutex:
-            if (found := self._known(token)) is not None:
-                return found
-            is_first = token not in self._asking
-            question = self._asking.setdefault(token, Question([], None))
-            question.waiting.append(answered)
-        if not is_first:
-            await answered.wait(until)
-            return question.found
-        try:
-            question.found = await self._find(token, self.runtime.now(), until)
-            with self.runtime.mutex:
-                if len(self._found) >= MAX_FOUND:
-                    self._found.clear()
-                self._found[token] = question.found
-        except (Disconnected, ServerError, LockError) as error:
-            log.debug("the registry at %s: no answer: %s", self.server.display_url, error)
-        finally:
-            with self.runtime.mutex:
-                del self._asking[token]
-            for each in question.waiting:
-                each.set()
-        return question.found
+    async def _find(self, token: str, until: float) -> Answer[Found] | None:
+        """What its process says of the holder with this token. None if no answer comes in time."""
+        said = Token.parse(token)
+        if said is None:
+            return None
 
-    def _known(self, token: str) -> Found | None:
-        found = self._found.get(token)
-        return found if found is not None and self.runtime.now() <= found.asked_at + REPORT_INTERVAL else None
+        async def ask() -> Found:
+            entries = await self.entries_of([said.process], until)
+            party = next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
+            callers = {each.caller_id for entry in entries for _, each in entry.waits} - {""}
+            return Found(party, party is not None and party.caller_id in callers)
+
+        return await self._found.get(token, ask, until)
 
     async def read(self, pattern: str = "*") -> list[Listed]:
         """What all processes hold and wait for. Raises Unavailable or ConfigError."""
-        return listed(await self.entries(), pattern)
-
-    async def entries(self) -> list[Entry]:
-        """The entries of all sessions. Raises Unavailable or ConfigError."""
-        reply = ListReply.parse(await self.query(REGISTRY, *ListCall().encode()))
-        until = self.runtime.now() + RETRY_FOR
-        processes = [process.decode(errors="replace") for process in reply.processes]
+        processes = ListReply.parse(await self.query(REGISTRY, *ListCall().encode())).parse_processes()
         found: list[Entry] = []
         for i in range(0, len(processes), READ_BATCH):
             try:
-                found += await self.entries_of(processes[i : i + READ_BATCH], until)
+                found += await self.entries_of(processes[i : i + READ_BATCH], self.runtime.now() + RETRY_FOR)
             except Disconnected as error:
                 raise Unavailable(f"{REGISTRY}: no answer from {self.server.display_url} ({error})") from error
             except ServerError as error:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
-        return found
+        return listed(found, pattern)
 
     async def some_entries(self, most: int, until: float) -> list[Entry] | None:
-        """The entries of all sessions, by the time `until`; None if more than `most` processes have entries.
+        """The entries of all sessions, by the time `until`; None if more than `most` sessions have entries.
 
         Raises Disconnected, ServerError or LockError.
         """
@@ -358,29 +319,42 @@ class Registry:
         reply = ListReply.parse(await self.server.call(script, keys, args, until))
         if len(reply.processes) > most:
             return None
-        return await self.entries_of([process.decode(errors="replace") for process in reply.processes], until)
+        replies = await self._replies_of(reply.parse_processes(), until)
+        return _parse(replies) if sum(len(each.entries) for _, each in replies) <= 2 * most else None
 
-    async def _find(self, token: str, now: float, until: float) -> Found:
-        process = process_of(token)
-        entries = await self.entries_of([process], until) if process else []
-        party = next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
-        caller = party.caller_id if party is not None else ""
-        waits = bool(caller) and any(each.caller_id == caller for entry in entries for _, each in entry.waits)
-        return Found(now, party, waits)
-
-    async def entries_of(self, processes: list[str], until: float) -> list[Entry]:
+    async def entries_of(self, processes: list[Process], until: float) -> list[Entry]:
         """The entries of these processes. Raises Disconnected, ServerError or LockError."""
+        return _parse(await self._replies_of(processes, until))
+
+    async def _replies_of(self, processes: list[Process], until: float) -> list[tuple[Process, ReadReply]]:
         replies = await self.server.call_many([read_message(process) for process in processes], until)
-        found: list[Entry] = []
+        found: list[tuple[Process, ReadReply]] = []
         for process, reply in zip(processes, replies, strict=True):
-            if isinstance(reply, Exception):
+            if not isinstance(reply, Exception):
+                found.append((process, ReadReply.parse(reply)))
+            elif "WRONGTYPE" not in str(reply):  # else the key is somebody else's
                 raise reply
-            for entry in ReadReply.parse(reply).parse_entries(process):
-                if entry is None:
-                    log.debug("the registry has an entry of %s that this version can't read", process)
-                else:
-                    found.append(entry)
         return found
+
+
+def _parse(replies: list[tuple[Process, ReadReply]]) -> list[Entry]:
+    found: list[Entry] = []
+    for process, reply in replies:
+        entries = reply.parse_entries(process)
+        found += (entry for entry in entries if entry is not None)
+        if None in entries:
+            log.debug("the registry has an entry of %s that this version can't read", process)
+    return found
+
+
+def caller_of(attempt: Attempt) -> Any:
+    """The thread or task whose wait or lease this is. None if it is gone, or if an owner counts in its place."""
+    return None if attempt.resource.owner_prefix else attempt.live_caller
+
+
+def _caller_number(attempt: Attempt) -> str:
+    caller = caller_of(attempt)
+    return "" if caller is None else f"{id(caller):x}"
 
 
 def _oldest_leases(held: list[Grant]) -> list[Grant]:

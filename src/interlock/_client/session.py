@@ -32,6 +32,7 @@ from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
+from interlock._protocol.tokens import Process
 from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class Session:
 
     def _start(self) -> None:
         server = self.server
-        host = token_part(socket.gethostname())
-        process_id = f"{token_part(self.label)}@{host}/{os.getpid()}" if self.label else f"{host}/{os.getpid()}"
+        label = token_part(self.label) if self.label else ""
+        process = Process(label, token_part(socket.gethostname()), os.getpid())
         self.channel = f"interlock:{secrets.token_hex(8)}"
         ends, renewal, waiters, undo, leaving, registry = self.workers = [
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
@@ -94,7 +95,7 @@ class Session:
             self.waiters,
             self.renewal,
             registry.wake_at,
-            process_id,
+            process,
             self.channel.rpartition(":")[2],
             writes=self.writes_registry,
         )
@@ -107,7 +108,7 @@ class Session:
             self.renewal,
             self.undo,
             self.leaving,
-            process_id,
+            str(process),
             self.caller,
             self.max_ttl,
             self.try_for,
@@ -176,11 +177,15 @@ class Session:
 
         Returns by the time `until` at the latest.
         """
-        messages = [*(release_message(attempt) for attempt in attempts), *self.registry.farewell()]
+        messages = [release_message(attempt) for attempt in attempts]
         for i in range(0, len(messages), RELEASE_BATCH):
             replies = await server.call_many(messages[i : i + RELEASE_BATCH], until)
             if all(isinstance(reply, Exception) for reply in replies):
                 break
+        if server is self.server:  # else no loop runs any more in which a report could end
+            await self.registry.end(until)
+        if self.registry.has_entry:
+            await server.call_many([self.registry.leave_message()], until)
 
     async def close(self) -> None:
         """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
@@ -188,7 +193,6 @@ class Session:
         now = self.runtime.now()
         try:
             await self.leaving.read_all(now + CLOSE_TIMEOUT / 2)
-            await self.registry.end(now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
 

@@ -6,18 +6,17 @@ that kind. The two answers may differ, since the server works on between them: t
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._client.kinds import inspect, kind_of
 from interlock._protocol.run import run
+from interlock._protocol.tokens import Token
 from interlock._protocol.types import Disconnected, ServerError
 from interlock.errors import LockError
 from interlock.primitives import barrier, latch, lock, once, permits
 from interlock.primitives.kind import NEWER, OTHER, resource_of
 from interlock.primitives.permits import ALL_PERMITS
-from interlock.primitives.registry import process_of
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
@@ -30,10 +29,6 @@ __all__ = ["MOST", "Holder", "Party", "View", "Waiter", "glance", "look", "with_
 
 MOST: Final = 5000  # entries of one list: a script can return no more
 FIRST: Final = 100  # of them, unless all are wanted
-# The token of a lease: [owner~hash/][label@]host/pid/thread or task/128 random bits.
-_TOKEN: Final = re.compile(
-    r"(?:(?P<owner>[^/]*)~[0-9a-f]{16}/)?(?:(?P<label>[^/]*)@)?(?P<host>[^/@]+)/(?P<pid>\d+)/(?P<caller>[^/]+)/[0-9a-f]{32}"
-)
 MIN_SINCE: Final = -1.0  # seconds: a fence is so much ahead of the clock that it says nothing about a time
 
 
@@ -162,7 +157,8 @@ def glance(locks: Interlock, name: str, most: int = FIRST) -> View:
 
 def with_places(locks: Interlock, view: View) -> View:
     """Add what the processes of the holders and waiters say themselves, if they say anything."""
-    processes = {process for party in (*view.holders, *view.waiters) if (process := process_of(party.token))}
+    tokens = (Token.parse(party.token) for party in (*view.holders, *view.waiters))
+    processes = {token.process for token in tokens if token is not None}
     registry = locks._session.registry
     try:
         until = registry.runtime.now() + locks.try_for
@@ -295,16 +291,17 @@ _VIEWS: Final = {
 
 def _of_token(token: str, ours: str | None = None) -> dict[str, Any]:
     """What a token says, as the fields of a Party. `ours`: the token of the attempt that wrote a foreign value."""
-    words = _TOKEN.fullmatch(ours or token)
-    if words is None:
+    said = Token.parse(ours or token)
+    if said is None:
         return {"token": token}
+    process = said.process
     return {
         "token": token,
-        "host": words["host"],
-        "pid": int(words["pid"]),
-        "caller": words["caller"],
-        "label": words["label"],
-        "owner": words["owner"],
+        "host": process.host,
+        "pid": process.pid,
+        "caller": said.caller,
+        "label": process.label or None,
+        "owner": said.owner or None,
     }
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of
+from interlock._protocol.tokens import Token
 from interlock._protocol.types import Resource
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.lock import RECORD_VERSION, lock_resource
@@ -37,7 +37,6 @@ MAKERS: Final[dict[str, Callable[[str, str], Resource]]] = {
     "barrier": lambda name, prefix: barrier_resource(name, prefix, 1),
     PLAIN: lock_resource,
 }
-_OF_INTERLOCK: Final = re.compile(rb"!?([^/\s]+/){1,2}\d+/[^/\s]+/[0-9a-f]{32}")  # a token of interlock
 _PERMIT_WORDS: Final = 7  # of a record without a kind that permits.lua has stored
 
 
@@ -93,7 +92,8 @@ class KindReply(NamedTuple):
                 return "semaphore" if len(words) == _PERMIT_WORDS else "lock"
             return kind if version == RECORD_VERSION and kind in MAKERS else NEWER
         if self.value:
-            is_ours = self.value.startswith(QUARANTINE) or _OF_INTERLOCK.fullmatch(self.value)
+            token = Token.parse(self.value.decode(errors="replace").removeprefix("!"))
+            is_ours = token is not None or self.value.startswith(QUARANTINE)
             return "lock" if is_ours else PLAIN
         if self.is_other_type:
             return OTHER

@@ -7,16 +7,16 @@ time in an entry is an age, so that no clock of a client counts: the server note
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._protocol.tokens import Process, Token
 from interlock._protocol.types import Resource
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from interlock._protocol.types import Message
     from interlock.primitives.messages import DoneReply, Raw, Words
@@ -31,6 +31,8 @@ SILENT_AFTER: Final = 3 * REPEAT_INTERVAL  # seconds without a report after whic
 ENTRY_VERSION: Final = 1
 MAX_ENTRY: Final = 32_000  # characters
 MAX_DIGITS: Final = 16  # of a time in ms
+MAX_READ: Final = 10 * MAX_ENTRY  # bytes: an entry of more is not read
+MAX_SECONDS: Final = 1e10
 
 
 @dataclass(frozen=True)
@@ -162,11 +164,19 @@ class Entry(NamedTuple):
     waits: Sequence[tuple[Item, Party]]
 
 
-def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
+NOTHING: Final = Entry((), ())
+
+
+def parse_entry(process: Process, stored: bytes, now_ms: float) -> Entry | None:
     """Parse what is stored for a session of this process. None if this version can't read it: nobody vouches for it."""
     try:
+        if len(stored) > MAX_READ:
+            return None
         written_ms, _, text = stored.partition(b" ")
-        ago = max(0.0, (now_ms - int(written_ms)) / 1000)
+        # Not below 0: if the server's clock was set back, an entry of before is as old as it is new.
+        ago = abs(now_ms - int(written_ms)) / 1000
+        if ago > ENTRY_TTL:
+            return NOTHING
         fields = json.loads(text)
         if fields["v"] != ENTRY_VERSION:
             return None
@@ -176,7 +186,7 @@ def parse_entry(process: str, stored: bytes, now_ms: float) -> Entry | None:
     return Entry(holds, waits)
 
 
-def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
+def _items(process: Process, stored: Any, ago: float) -> list[tuple[Item, Party]]:
     found: list[tuple[Item, Party]] = []
     for fields in stored:
         # A later version may add fields behind these.
@@ -184,33 +194,38 @@ def _items(process: str, stored: Any, ago: float) -> list[tuple[Item, Party]]:
         for text in (*item[:4], item.place, item.trace_id, item.caller_id, item.caller):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
                 raise TypeError
-        if not math.isfinite(float(item.age)):
+        if not 0 <= float(item.age) <= MAX_SECONDS:
             raise ValueError
-        party = party_of(process, item, ago)
-        found.append((item, party))
+        for number in (item.fence or 0, item.permits, item.limit, item.lasting):
+            if not 0 <= int(number) < 1 << 63:
+                raise ValueError
+        found.append((item, party_of(process, item, ago)))
     return found
 
 
-def party_of(process: str, item: Item, ago: float) -> Party:
+def party_of(process: Process, item: Item, ago: float) -> Party:
     """The party of an item that this process has said so many seconds ago."""
-    who, _, pid = process.rpartition("/")
-    label, _, host = who.rpartition("@")
     return Party(
         token=item.token,
         fence=None if item.fence is None else int(item.fence),
-        host=host,
-        pid=int(pid),
-        label=label,
-        caller=item.caller or (item.token.split("/")[-2] if item.token.count("/") >= 2 else "?"),
+        host=process.host,
+        pid=process.pid,
+        label=process.label,
+        caller=item.caller or (token.caller if (token := Token.parse(item.token)) is not None else "?"),
         place=item.place,
         seconds=round(float(item.age) + ago, 3),
         reported_ago=ago,
         trace_id=item.trace_id,
-        caller_id=f"{process}/{item.caller_id}" if item.caller_id else "",
+        caller_id=caller_id_in(process, item.caller_id),
         permits=int(item.permits),
         limit=int(item.limit),
         lasting=bool(item.lasting),
     )
+
+
+def caller_id_in(process: Process, number: str) -> str:
+    """The caller_id of the caller with this number. It has no label: a thread may use several Interlocks."""
+    return f"{process.host}/{process.pid}/{number}" if number else ""
 
 
 def listed(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
@@ -229,12 +244,6 @@ def listed(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
 
 def _oldest_first(parties: list[Party]) -> tuple[Party, ...]:
     return tuple(sorted(parties, key=lambda party: -party.seconds))
-
-
-def process_of(token: str) -> str:
-    """The process in a token: its label, host and number. "" if the token is none of interlock's."""
-    words = token.split("/")
-    return "/".join(words[-4:-2]) if len(words) >= 4 else ""
 
 
 # Messages
@@ -319,6 +328,11 @@ class ListReply(NamedTuple):
         """Parse the reply that the script returned."""
         return cls(reply[0], reply[1:])
 
+    def parse_processes(self) -> list[Process]:
+        """Those of the processes whose names are such. What else stands in the index, nobody of us has written."""
+        found = (Process.parse(each.decode(errors="replace")) for each in self.processes)
+        return [process for process in found if process is not None]
+
 
 class ReadCall(NamedTuple):
     """Asks for the entries of a process."""
@@ -333,9 +347,9 @@ class ReadCall(NamedTuple):
         return cls()
 
 
-def read_message(process: str) -> Message:
+def read_message(process: Process) -> Message:
     """The message that asks for the entries of this process."""
-    return load("registry"), (INDEX, entries_key(process)), ReadCall().encode()
+    return load("registry"), (INDEX, entries_key(str(process))), ReadCall().encode()
 
 
 class ReadReply(NamedTuple):
@@ -354,13 +368,9 @@ class ReadReply(NamedTuple):
         """Parse the reply that the script returned."""
         return cls(reply[0], reply[1:])
 
-    def parse_entries(self, process: str) -> Iterator[Entry | None]:
-        """Each entry of this process that is not too old, or None in its place if this version can't read it."""
-        for stored in self.entries[1::2]:
-            entry = parse_entry(process, stored, self.now_ms)
-            parties = [party for part in entry or () for _, party in part]
-            if not parties or parties[0].reported_ago <= ENTRY_TTL:
-                yield entry
+    def parse_entries(self, process: Process) -> list[Entry | None]:
+        """Each entry of this process, or None in its place if this version can't read it."""
+        return [parse_entry(process, stored, self.now_ms) for stored in self.entries[1::2]]
 
 
 def entries_key(process: str) -> str:
@@ -394,7 +404,7 @@ def merge_read(votes: Votes[ReadCall, ReadReply], _rules: object) -> ReadReply |
             written_ms, _, entry = stored.partition(b" ")
             if not written_ms.isdigit() or len(written_ms) > MAX_DIGITS:
                 continue  # no entry
-            ago = vote.now_ms - int(written_ms)  # by the clock of that server: the others may be wrong
+            ago = abs(vote.now_ms - int(written_ms))  # by the clock of that server: the others may be wrong
             if session not in newest or ago < newest[session][0]:
                 newest[session] = ago, entry
     now_ms = max(vote.now_ms for vote in votes.replies)
