@@ -1,7 +1,8 @@
 """Saying in the log that callers wait for long: for what, who holds it, and where in its code the holder is.
 
-The log gets a line once the oldest caller has waited for `FIRST`, and again each time its wait has doubled. Shortly
-before, that caller asks the server again, so that the line names the holder of now.
+The log gets a line for a resource once the oldest caller has waited for `FIRST`, and again each time its wait has
+doubled. Shortly before, that caller asks the server again, so that the line names the holder of now. Of many resources
+the lines come one after another, a few at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from interlock.primitives.registry import Holding
 
 FIRST: Final = 30.0  # seconds of waiting after which the log says so for the first time
+MAX_LINES: Final = 10  # of one look: each may ask the server, and the reports of the registry have to wait for that
 
 
 class LongWaits:
@@ -52,13 +54,15 @@ class LongWaits:
             if attempt.waits_since < FOREVER and not attempt.abandoned:
                 by_key.setdefault(attempt.resource.keys[0], []).append(attempt)
         self.next_line = {key: due for key, due in self.next_line.items() if key in by_key}
+        lines = 0
         for key, attempts in by_key.items():
             oldest = min(attempts, key=lambda attempt: attempt.waits_since)
             waited, due = now - oldest.waits_since, self.next_line.get(key, FIRST)
-            if waited >= due:
+            if waited >= due and lines < MAX_LINES:
                 while due <= waited:
                     due *= 2
                 self.next_line[key] = due
+                lines += 1
                 await self._log(oldest, attempts, waited)
             elif waited >= due - interval:
                 _ask_again(attempts)

@@ -10,6 +10,7 @@ import dis
 import inspect
 import os
 import sys
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 Place = tuple["CodeType", int]
 """A code object of the user, and the offset of the instruction in it that runs."""
 
+# Places that are remembered, without their files: Python takes equal code of two files for the same.
+MAX_PLACES: Final = 1000
 _LIBRARY: Final = Path(os.__file__).parent
 _PASSED: Final = (
     f"{Path(__file__).parents[1]}{os.sep}",
@@ -56,8 +59,13 @@ def line_of(place: Place | None) -> str:
     if place is None or place[0].co_filename in _ENTRIES:
         return "a line that is not known"
     code, offset = place
+    return f"{code.co_filename}:{_line_in(code, offset)}"
+
+
+@lru_cache(maxsize=MAX_PLACES)
+def _line_in(code: CodeType, offset: int) -> int:
     lines = (line for start, end, line in code.co_lines() if start <= offset < end and line is not None)
-    return f"{code.co_filename}:{next(lines, code.co_firstlineno)}"
+    return next(lines, code.co_firstlineno)
 
 
 def encloses_this_call(place: Place | None) -> bool:
@@ -76,6 +84,7 @@ def encloses_this_call(place: Place | None) -> bool:
     return frame is not None and _is_with(*place)
 
 
+@lru_cache(maxsize=MAX_PLACES)
 def enters_with(place: Place) -> bool:
     """Whether this place enters a `with` whose body runs on the same thread or task, as far as the bytecode tells."""
     return not place[0].co_flags & GENERATOR and _is_with(*place)

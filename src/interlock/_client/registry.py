@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from interlock._client.answers import Answer
     from interlock._client.grant import Attempt, Grant
-    from interlock._client.places import Place
     from interlock._client.renewal import Renewal
     from interlock._client.waiting import Waiters
     from interlock._protocol.types import AutoResetEvent, Message, Server
@@ -64,7 +63,6 @@ CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
 REFUSED_INTERVAL: Final = 60.0  # seconds after a refusal until the next try
 MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
 READ_BATCH: Final = 100  # processes that one write asks about
-MAX_LINES: Final = 1000  # lines of code that the registry remembers
 
 Said: TypeAlias = tuple[frozenset[str], frozenset[str]]  # the tokens of what is held, and of what waits
 
@@ -105,8 +103,6 @@ class Registry:
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
         self._found = Answers[Found](self.runtime)  # by the token of the holder
-        self._lines: dict[Place | None, str] = {}
-        self._withs: dict[Place, bool] = {}
 
     def look(self) -> None:
         """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
@@ -214,7 +210,7 @@ class Registry:
 
     def held_item(self, grant: Grant, now: float) -> Item:
         """What an entry says of this lease."""
-        return self._item(grant.attempt, grant.token, grant.fence, now - grant.since, lasting=self._lasts(grant))
+        return self._item(grant.attempt, grant.token, grant.fence, now - grant.since, lasting=_lasts(grant))
 
     def waiting_item(self, attempt: Attempt, now: float) -> Item:
         """What an entry says of this wait."""
@@ -230,7 +226,7 @@ class Registry:
             resource.prefix,
             token,
             fence,
-            self._line_of(attempt.place),
+            line_of(attempt.place),
             max(0.0, age),
             attempt.trace_id,
             _caller_number(attempt),
@@ -240,26 +236,6 @@ class Registry:
             "" if caller is None else token_part(name_of_caller(caller)),
         )
 
-    def _lasts(self, grant: Grant) -> bool:
-        """Whether nothing but the end of the holder's own `with` or decorated call ends this lease."""
-        place = grant.attempt.place
-        if not lasts(grant) or place is None:
-            return False
-        is_with = self._withs.get(place)
-        if is_with is None:
-            if len(self._withs) >= MAX_LINES:
-                self._withs.clear()
-            is_with = self._withs[place] = enters_with(place)
-        return grant.held_by_call or is_with
-
-    def _line_of(self, place: Place | None) -> str:
-        line = self._lines.get(place)
-        if line is None:
-            if len(self._lines) >= MAX_LINES:
-                self._lines.clear()
-            line = self._lines[place] = line_of(place)
-        return line
-
     # What all sessions have
 
     async def holding(self, token: str, until: float) -> Holding | None:
@@ -267,7 +243,7 @@ class Registry:
         now = self.runtime.now()
         for renewal in self.all_renewals():
             if (grant := renewal.find(token)) is not None:
-                return Holding(self._line_of(grant.attempt.place), now - grant.since, 0.0)
+                return Holding(line_of(grant.attempt.place), now - grant.since, 0.0)
         found = await self._find(token, until)
         if found is None or (party := found.value.party) is None:
             return None
@@ -355,6 +331,12 @@ def caller_of(attempt: Attempt) -> Any:
 def _caller_number(attempt: Attempt) -> str:
     caller = caller_of(attempt)
     return "" if caller is None else f"{id(caller):x}"
+
+
+def _lasts(grant: Grant) -> bool:
+    """Whether nothing but the end of the holder's own `with` or decorated call ends this lease."""
+    place = grant.attempt.place
+    return lasts(grant) and place is not None and (grant.held_by_call or enters_with(place))
 
 
 def _oldest_leases(held: list[Grant]) -> list[Grant]:
