@@ -12,7 +12,7 @@ def test_a_child_of_a_fork_in_the_middle_of_a_switch_can_switch():
     taken, go_on = threading.Event(), threading.Event()
 
     def switching():
-        with observer._switching:
+        with observer.switching:
             taken.set()
             go_on.wait(30)
 
@@ -20,7 +20,7 @@ def test_a_child_of_a_fork_in_the_middle_of_a_switch_can_switch():
     thread.start()
     assert taken.wait(30)
     if not (child := os.fork()):
-        free = observer._switching.acquire(timeout=5)
+        free = observer.switching.acquire(timeout=5)
         os._exit(0 if free else 1)
     _, status = os.waitpid(child, 0)
     go_on.set()

@@ -96,7 +96,7 @@ class Observer:
 observers: tuple[Observer, ...] = ()  # of this process
 on_switch: list[Callable[[], None]] = []  # called after `observers` has become empty, or is so no more
 _have_failed: set[Observer] = set()
-_switching = threading.RLock()  # a signal handler may make an Interlock
+switching = threading.RLock()  # held while somebody switches; a signal handler may do so, too
 
 
 def observe(observer: Observer) -> None:
@@ -111,7 +111,7 @@ def stop_observing(observer: Observer) -> None:
 
 def _switch(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> None:
     global observers  # noqa: PLW0603 (there is one process)
-    with _switching:
+    with switching:
         observers = change(observers)
         for switch in on_switch:
             switch()
@@ -119,8 +119,8 @@ def _switch(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> N
 
 def reset_after_fork() -> None:
     """In a child after a fork: another thread of the parent may have been switching."""
-    global _switching  # noqa: PLW0603 (there is one process)
-    _switching = threading.RLock()
+    global switching  # noqa: PLW0603 (there is one process)
+    switching = threading.RLock()
 
 
 def _tell(event: Callable[[Observer], object]) -> None:

@@ -10,7 +10,6 @@ exported, and where to, the program's SDK says.
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from functools import lru_cache
@@ -26,6 +25,7 @@ except ModuleNotFoundError as error:
         "interlock.contrib.otel needs opentelemetry-api: pip install 'interlock[otel]'", name=error.name
     ) from error
 
+from interlock._client import observer
 from interlock._client.observer import Loss, Observer, Outcome, observe, stop_observing
 from interlock._client.session import waiting
 from interlock._protocol.snapshot import snapshot
@@ -50,7 +50,6 @@ DURATIONS: Final = (
 SLACKS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 45, 60, 300)  # seconds
 LATE: Final = 0.001  # seconds after which a span that is reported late gets the time at which it began
 
-_switching = threading.Lock()
 _current: Telemetry | None = None
 
 
@@ -67,7 +66,7 @@ def instrument(
     global _current
     provider = meter_provider or metrics.get_meter_provider()
     tracer = trace.get_tracer("interlock", version("interlock"), tracer_provider)
-    with _switching:
+    with observer.switching:
         instruments = _instruments.get(provider)
         if instruments is None:  # an SDK warns of instruments that are made twice
             instruments = _instruments[provider] = Instruments(provider.get_meter("interlock", version("interlock")))
@@ -80,7 +79,7 @@ def instrument(
 def uninstrument() -> None:
     """Measure and trace nothing any more. The spans of leases that are held now never end."""
     global _current
-    with _switching:
+    with observer.switching:
         former, _current = _current, None
         if former is not None:
             stop_observing(former)
