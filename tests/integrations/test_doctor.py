@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -148,6 +149,10 @@ def test_callers_that_work_have_none():
 # The command
 
 
+def test_a_master_that_does_not_answer_is_not_said_to_refuse_config_get():
+    assert "CONFIG GET" not in judged(Facts("sentinel", [ServerFacts("redis://a/0", error="refused")]))[Level.WARNING]
+
+
 @pytest.fixture
 def doctor(monkeypatch, capsys):
     """Runs `interlock doctor WORDS...`: its exit status and its findings, as text of each level."""
@@ -237,6 +242,37 @@ def test_a_server_that_is_not_there_and_a_wrong_password(doctor):
     with Server() as server:
         status, found = doctor("--url", server.url.replace("unix://", "unix://me:wrong@"))
         assert status == 1 and "wrong" not in found[Level.DANGER].replace("is wrong", "")
+        assert found[Level.DANGER].startswith("can't be used: the user name or password of 'me' is wrong")
+        assert found[Level.DANGER].endswith("→ ")  # the error itself has the way out
+
+
+def test_what_is_no_server_and_what_speaks_no_tls_is_named(doctor):
+    with socket.create_server(("127.0.0.1", 0)) as web, ThreadPoolExecutor(1) as pool:
+
+        def answer():
+            while True:
+                try:
+                    connection, _ = web.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(b"<html>400\r\n")
+
+        pool.submit(answer)
+        port = web.getsockname()[1]
+        assert "Something else than Redis" in doctor("--url", f"redis://127.0.0.1:{port}")[1][Level.DANGER]
+        web.shutdown(socket.SHUT_RDWR)
+    assert "speak TLS" in doctor("--url", f"rediss://127.0.0.1:{port}")[1][Level.DANGER]
+
+
+def test_one_cause_is_one_finding_and_the_log_stays_silent(doctor, capsys):
+    with Server() as server:
+        urls = [word for host in ("/", "/./") for word in ("--url", server.url.replace("unix:///", f"unix://{host}"))]
+        status, found = doctor(*urls)
+        assert status == 1 and "are the same server" in found[Level.DANGER] and Level.NOTE in found
+        assert "same server" not in found[Level.NOTE]
+    assert not capsys.readouterr().err
 
 
 def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool):

@@ -252,6 +252,12 @@ def test_output_that_cannot_be_written_is_one_line_at_most(server):
         assert len(ran.stderr.splitlines()) == (status == 74)
 
 
+def test_a_name_that_the_encoding_lacks_and_a_width_of_nothing(interlock):
+    ran = interlock("show größe", PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    assert (ran.returncode, ran.stderr) == (1, "") and ran.stdout.startswith("gr\\xf6\\xdfe: ")
+    assert interlock(f"show {HOSTILE}", COLUMNS="0").stdout.startswith(HOSTILE)
+
+
 def test_no_color_is_obeyed_on_a_terminal(server):
     def shown(**environment):
         kept = {name: value for name, value in os.environ.items() if name not in {"FORCE_COLOR", "NO_COLOR"}}

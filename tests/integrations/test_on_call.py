@@ -16,7 +16,7 @@ import pytest
 import redis
 
 from harness.topology import Sentinels
-from interlock import Interlock, LeaseLost
+from interlock import Interlock, LeaseLost, Unavailable
 from interlock._client import core
 from interlock.cli import app, revoke
 from interlock.cli.lookup import glance
@@ -308,6 +308,39 @@ def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock):
     assert not locks.lock("a").inspect().held
 
 
+def test_words_of_others_do_not_flood_the_terminal(client, locks, interlock):
+    client.set("lock:big", "A" * 100_000)
+    client.set("lock:empty", "")
+    client.rpush("lock:list", "x")
+    status, written, _ = interlock("show", "big")
+    assert status == 0 and len(written) < 2000 and "... (100000 characters)" in written
+    assert len(interlock("wait", "big", "-w", "0")[2]) < 1000
+    assert interlock("revoke", "big", "--reason", "r", "--force", "--yes")[0] == 0
+    assert len(interlock("audit")[1]) < 3000
+    for name in ("empty", "list"):
+        known = f"{name}: the key 'lock:{name}' is data of something else: interlock can't say who holds it\n"
+        assert interlock("show", name)[:2] == (1, known)
+        assert interlock("revoke", name, "--reason", "r", "--force")[0] == 1
+    with locks.lock("n" * 500).acquire(), locks.lock("short").acquire():
+        until(lambda: len(json.loads(interlock("ls", "--json")[1])) == 2)
+        lines = interlock("ls")[1].splitlines()
+    assert [len(line) < 200 for line in lines] == [True, False, True]
+
+
+def test_a_holder_of_no_text_is_every_holder_and_refused(locks, interlock):
+    with locks.semaphore("s", 2).acquire(), locks.semaphore("s", 2).acquire():
+        status, written, errors = interlock("revoke", "s", "--reason", "r", "--holder", "")
+    assert (status, written) == (64, "") and "--holder needs a text" in errors
+
+
+def test_a_server_that_goes_away_leaves_it_said_that_the_holder_was_asked(locks, interlock, monkeypatch):
+    monkeypatch.setattr(revoke, "glance", lambda *_: (_ for _ in ()).throw(Unavailable("no answer")))
+    with pytest.raises(LeaseLost), locks.lock("a").acquire():
+        status, written, errors = interlock("revoke", "a", "--reason", "r")
+    assert (status, written) == (69, "")
+    assert "was asked to give it back, and nobody knows whether it has: no answer" in errors
+
+
 def test_wait_and_revoke_read_the_registry_once_for_a_holder_and_not_with_each_look(
     locks, others, client, interlock, monkeypatch
 ):
@@ -465,7 +498,7 @@ def test_what_is_not_to_be_revoked_gets_a_line_and_loses_nothing(locks, client, 
     client.hset("lock:data", "a", "b")
     for words, status, says in (
         (("free", "--reason", "x"), 1, "nobody holds it"),
-        (("data", "--reason", "x"), 1, "other data, not interlock's"),
+        (("data", "--reason", "x"), 1, "is data of something else"),
         (("theirs", "--reason", "x"), 75, "can't be asked"),
         (("held",), 64, "--reason"),
         (("held", "--reason", " "), 64, "needs a reason"),

@@ -131,7 +131,9 @@ def test_the_exit_status_says_what_happened(run, words, status):
         (["-n", "-w", "1", "a", "--", "true"], "give one of them"),
         (["-s", "-x", "a", "--", "true"], "do not go together"),
         (["-s", "a", "b", "--", "true"], "takes one name"),
-        (["--ttl", "0", "a", "--", "true"], "ttl must be at least"),
+        (["a", "--", ""], "behind --"),
+        (["--ttl", "0", "a", "--", "true"], "--ttl must be at least 0.01 and at most 60 seconds"),
+        (["--ttl", "61", "a", "--", "true"], "--ttl must be at least 0.01 and at most 60 seconds"),
         (["--ttl", "3", "--grace", "2", "a", "--", "true"], "half of the ttl"),
         (["--once", "a", "--", "true"], "--at-most"),
         (["--key", "x", "a", "--", "true"], "belong to --once"),
@@ -159,6 +161,23 @@ def test_who_excludes_whom(run, holder, other, busy):
     assert held.stdout.readline() == "in\n"
     assert ended(run("-n", *other, "--", "echo", "in")) == ((75, "", "") if busy else (0, "in\n", ""))
     assert ended(held)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--", "sleep", "secret"], "interlock run -- sleep"), (["-c", "secret"], "interlock run -c")]
+)
+def test_others_read_the_command_and_none_of_its_arguments(server, monkeypatch, words, said):
+    def acquired(lockable, *_):
+        registry, lease = lockable._interlock._session.registry, lockable.acquire()
+        places.append(registry.held_item(lease._grant, registry.runtime.now()).place)
+        lease.release()
+        return 0
+
+    places: list[str] = []
+    monkeypatch.setenv("INTERLOCK_URL", server.url)
+    monkeypatch.setattr("interlock.cli.run.command._run", acquired)
+    monkeypatch.setattr("sys.argv", ["interlock", "run", "a", *words])
+    assert (app.run(), places) == (0, [said])
 
 
 def test_a_busy_lock_gives_the_status_of_e_after_the_wait_and_verbose_says_who_has_it(run):

@@ -34,13 +34,13 @@ def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) 
     if isinstance(cause, ServerError):
         text = f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"
     else:
-        text = f"{resource}: no answer from {url} for {waited} ({reason}). {_question(url, reason)}"
+        text = f"{resource}: no answer from {url} for {waited} ({reason}). {silence_question(url, reason)}"
     error = about(resource, Unavailable(text))
     error.waited = waited_for
     return error
 
 
-def _question(url: str, reason: str) -> str:
+def silence_question(url: str, reason: str) -> str:
     """What a user should look at if no answer came."""
     if "Protocol error" in reason:
         return "Something else than Redis or Valkey listens there: are host and port right?"

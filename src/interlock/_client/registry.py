@@ -102,6 +102,7 @@ class Registry:
         self.refused_until = -FOREVER  # until when this session writes none
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
+        self.place = ""  # what entries say in place of a line of code: of a program in which no user wrote a line
         self._found = Answers[Found](self.runtime)  # by the token of the holder
 
     def look(self) -> None:
@@ -226,7 +227,7 @@ class Registry:
             resource.prefix,
             token,
             fence,
-            line_of(attempt.place),
+            self.place or line_of(attempt.place),
             max(0.0, age),
             attempt.trace_id,
             _caller_number(attempt),

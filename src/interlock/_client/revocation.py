@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 REVOKED: Final = "revoked"
 NOTHING_DONE: Final = "nothing: its holder had gone"
 MAX_REASON: Final = 200  # characters
+MAX_TOKEN_TEXT: Final = 1000  # characters: another library may write a value of any length
 _NO_TEXT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")  # control characters, bytes of no text
 
 
@@ -109,7 +110,7 @@ class Revoking:
             "by": self.by,
             "reason": self.reason,
             "forced": "1" if self.force else "0",
-            "holders": " ".join("_".join(token.split()) for token in tokens[:MAX_TOKENS]),
+            "holders": " ".join("_".join(token.split())[:MAX_TOKEN_TEXT] for token in tokens[:MAX_TOKENS]),
             "holding": str(len(tokens)),
         }
         self._is_noted = True

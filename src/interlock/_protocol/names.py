@@ -32,7 +32,8 @@ def checked_name(name: object, what: str = "name") -> str:
         size = len(name.encode())
     except UnicodeEncodeError:
         raise ConfigError(
-            f"the {what} {name!r} has half a surrogate pair, which UTF-8 can't encode. Remove it"
+            f"the {what} {name!r} has half a surrogate pair, which UTF-8 can't encode (a shell's bytes that are no "
+            "UTF-8 become such). Remove it"
         ) from None
     if not 1 <= size <= MAX_NAME_BYTES:
         raise ConfigError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 from interlock.cli.exit_status import EX_UNAVAILABLE, INTERRUPTED
 
@@ -30,6 +31,9 @@ def _open_standard_streams() -> None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, mode))
+    stdout: Any = sys.stdout
+    if hasattr(stdout, "reconfigure"):
+        stdout.reconfigure(errors="backslashreplace")  # a name may have characters that its encoding lacks
 
 
 def _run() -> int:

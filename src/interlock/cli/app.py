@@ -21,6 +21,7 @@ from interlock.errors import ConfigError, LockError
 __all__ = ["app", "run"]
 
 PROGRAM: Final = "interlock"
+A_QUORUM: Final = "--url for each server of a quorum"  # for people at a shell, in place of the API's words
 MODULES: Final = {  # by command, in the order of the help: imported when the command is named
     "run": ("interlock.cli.run.command", "Run a command under a lock, as flock does, on many machines."),
     "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
@@ -114,7 +115,7 @@ def _run() -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except ConfigError as error:
-        return _complain(str(error), EX_USAGE)
+        return _complain(str(error).replace("Interlock.quorum([url, url, url])", A_QUORUM), EX_USAGE)
     except LockError as error:
         return _complain(str(error), EX_UNAVAILABLE)
     except Exception as error:
@@ -123,8 +124,7 @@ def _run() -> int:
         if message is None:
             raise
         text = message().replace(" (env var: 'None')", "")  # click 8.2 names a variable that there is not
-        context = getattr(error, "ctx", None)
-        of = context.command_path if context else PROGRAM
+        of = " ".join([PROGRAM, *(word for word in words[:1] if word in MODULES)])
         return _complain(f"{text}{'' if text.endswith(('.', '?')) else '.'} See `{of} --help`", EX_USAGE)
     return status if isinstance(status, int) else 0
 

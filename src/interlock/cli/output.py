@@ -6,10 +6,11 @@ take for a command. Nothing is read as markup.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
-import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rich.console import Console
 from rich.text import Text
@@ -17,10 +18,14 @@ from rich.text import Text
 from interlock.cli.escape import discard_output, safe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
     from typing import TextIO
 
-__all__ = ["console", "print_json", "print_rows", "print_table", "safe", "span", "styled"]
+__all__ = ["console", "print_json", "print_rows", "print_table", "quiet", "safe", "shortened", "span", "styled"]
+
+PLAIN_WIDTH: Final = 80  # columns, of no terminal that says how many it has
+MAX_TEXT: Final = 300  # characters of a value of somebody else
+MAX_CELL: Final = 60  # columns: a longer name moves the rest of its own row, and not the other rows
 
 
 def styled(text: object, style: str = "") -> Text:
@@ -30,11 +35,10 @@ def styled(text: object, style: str = "") -> Text:
 
 def console(file: TextIO | None = None, *, soft_wrap: bool = True) -> Console:
     """A console that colours on a terminal or with FORCE_COLOR, and never with NO_COLOR. Long lines stay whole."""
-    stream: Any = file or sys.stdout
-    if hasattr(stream, "reconfigure"):
-        stream.reconfigure(errors="backslashreplace")  # a name may have characters that the terminal's encoding lacks
     colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"  # None: no bold and no dim either
-    return Console(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, color_system=colours)
+    made = Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap, color_system=colours)
+    made.width = made.width or PLAIN_WIDTH  # COLUMNS=0
+    return made
 
 
 def print_rows(out: Console, rows: Iterable[tuple[str, Text | str]], indent: str = "  ") -> None:
@@ -48,9 +52,10 @@ def print_rows(out: Console, rows: Iterable[tuple[str, Text | str]], indent: str
 
 
 def print_table(out: Console, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print columns, as wide as their widest cell. Cells are escaped."""
+    """Print columns, as wide as their widest cell up to MAX_CELL. Cells are escaped."""
     cells = [[safe(cell) for cell in row] for row in rows]
-    widths = [max(Text(cell).cell_len for cell in column) for column in zip(heads, *cells, strict=True)]
+    columns = zip(heads, *cells, strict=True)
+    widths = [max(width for cell in column if (width := Text(cell).cell_len) <= MAX_CELL) for column in columns]
 
     def line(row: Sequence[str], style: str = "") -> Text:
         padded = (cell + " " * (width - Text(cell).cell_len) for cell, width in zip(row, widths, strict=True))
@@ -69,6 +74,11 @@ def print_json(value: object) -> None:
         discard_output()
 
 
+def shortened(text: str) -> str:
+    """What somebody else wrote, at most so long that a person reads on."""
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+
+
 def span(seconds: float) -> str:
     """A duration for people: 0.4 s, 12 s, 3 min 5 s, 2 h 10 min, 4 d 1 h."""
     if seconds < 10:
@@ -79,3 +89,14 @@ def span(seconds: float) -> str:
             more = whole % size // rest
             return f"{whole // size} {unit}" + (f" {more} {smaller}" if more else "")
     return f"{whole} s"
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Keep the log off the terminal: the command itself says what is wrong."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)

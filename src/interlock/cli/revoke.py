@@ -26,7 +26,7 @@ from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party, nothing_known
 from interlock.cli.wait import Progress, short
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.kind import PLAIN, resource_of
 from interlock.primitives.lock import LockInspect
@@ -107,6 +107,8 @@ def revoke(
 ) -> int:
     """Take a name away from whoever holds it: ask the holder, and with --force take it."""
     grace = duration(grace, "--grace")
+    if holder == "":  # as of a variable that is not set: it would be part of every token
+        raise ConfigError("--holder needs a text: a part of the token of the holder that you mean")
     with connect(url, prefix, f"interlock revoke by {_user()}") as locks:
         outcome = Revoke(locks, name, reason, force=force, grace=grace, yes=yes, dry_run=dry_run).run(holder)
     if as_json:
@@ -134,7 +136,7 @@ class Revoke:
         view = look(self.locks, self.name, MOST)
         outcome = Outcome(self.name, view.kind)
         if not view.is_known:
-            outcome.text = nothing_known(view) if view.kind is None else f"{self.shown}: {view.kind}, not interlock's"
+            outcome.text = nothing_known(view)
             return outcome
         assert view.kind is not None
         resource = resource_of(view.kind, self.name, self.locks.prefix)
@@ -177,7 +179,12 @@ class Revoke:
         new = [holder.token.encode() for holder in seen if holder.revoked is None]
         if new and not run(asking.revoke(new)):
             return self._was_gone(outcome)
-        left = self._wait_for_release(seen, began)
+        try:
+            left = self._wait_for_release(seen, began)
+        except Unavailable as error:
+            raise Unavailable(
+                f"{self.shown}: {_names(seen)} was asked to give it back, and nobody knows whether it has: {error}"
+            ) from error
         if not left:
             took = time.monotonic() - began
             # Nobody renews a lease that was revoked. A holder that is dead or stopped gives nothing back.

@@ -11,8 +11,8 @@ from rich.text import Text
 from interlock.cli.exit_status import NOTHING_THERE
 from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
 from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
-from interlock.cli.output import console, print_json, print_rows, safe, span
-from interlock.primitives.kind import NEWER, OTHER
+from interlock.cli.output import console, print_json, print_rows, safe, shortened, span
+from interlock.primitives.kind import OTHER
 from interlock.primitives.registry import SILENT_AFTER
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def show(
         view = look(locks, name, MOST if every else 100 if as_json else FIRST)
     if as_json:
         print_json(view.as_json())
-    elif view.kind is None:
+    elif not view.is_known:
         print(nothing_known(view))
     else:
         describe(console(), view)
@@ -61,19 +61,18 @@ def show(
 
 
 def nothing_known(view: View) -> str:
-    """What to say of a name that nobody has used lately."""
-    return f"{safe(view.name)}: the server has nothing under the key {safe(repr(view.key))}: nobody holds it or waits"
+    """What to say of a name that nobody has used lately, or that is not interlock's."""
+    name, key = safe(view.name), safe(repr(view.key))
+    if view.kind is None:
+        return f"{name}: the server has nothing under the key {key}: nobody holds it or waits"
+    whose = "data of something else" if view.kind == OTHER else "in use by another version of interlock"
+    return f"{name}: the key {key} is {whose}: interlock can't say who holds it"
 
 
 def describe(out: Console, view: View) -> None:
     """Print a view for people."""
     out.print(Text.assemble((safe(view.name), "bold"), f"  {view.kind}"))
     rows = list[tuple[str, Text | str]]()
-    if view.kind in {OTHER, NEWER}:
-        whose = "data of something else" if view.kind == OTHER else "in use by another version of interlock"
-        rows.append(("state", f"the key {view.key!r} is {whose}: interlock can't say who holds it"))
-        print_rows(out, rows)
-        return
     rows.append(("state", _state(view)))
     rows += _of_kind(view)
     if len(view.holders) == 1:
@@ -134,7 +133,7 @@ def _of_holder(holder: Holder) -> list[tuple[str, Text | str]]:
         rows.append(("fence", str(holder.fence)))
     if holder.permits and holder.permits > 1:
         rows.append(("permits", str(holder.permits)))
-    rows.append(("token", holder.token))
+    rows.append(("token", shortened(holder.token)))
     return rows
 
 
@@ -149,7 +148,7 @@ def _lease(holder: Holder) -> str:
 def describe_party(party: Party) -> list[str]:
     """Who this is, in lines for people: what its token says, and where it stands in its code."""
     if party.host is None:
-        return [party.token, "a client of another library: it writes no host and no process"]
+        return [shortened(party.token), "a client of another library: it writes no host and no process"]
     label = f"{party.label}@" if party.label else ""
     side = f" {party.side}s" if isinstance(party, Holder | Waiter) and party.side else ""
     owner = f", owner {party.owner}" if party.owner else ""

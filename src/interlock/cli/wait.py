@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, Self
 
 import typer
+from rich.cells import chop_cells
 
 from interlock._protocol.names import duration
 from interlock.cli.exit_status import EX_TEMPFAIL
@@ -134,7 +135,7 @@ class Progress:
         if self.is_on:
             self.has_shown = True
             columns = max(20, shutil.get_terminal_size().columns - 1)
-            print(f"\r\x1b[K{text[:columns]}", end="", file=sys.stderr, flush=True)
+            print(f"\r\x1b[K{chop_cells(text, columns)[0]}", end="", file=sys.stderr, flush=True)
 
     def __enter__(self) -> Self:
         return self

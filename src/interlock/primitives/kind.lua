@@ -8,7 +8,7 @@
 --        3 done         string  the note of a run, as in once.lua
 --        4 plain-record string  "1 plain <attempt> ... !<value>", as in plain_key.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   kind  what              RETURN {record | "", value | "", the name has another type than string 0|1, note | "",
+--   kind  what              RETURN {record | "", value | "", the name has another type than string, or no text 0|1, note | "",
 --                                   record of plain_key.lua | "", the server's time in µs}
 --                             what: "-", for words of a later version
 
@@ -20,6 +20,7 @@ if verb == 'kind' then
     local text = redis.pcall('GET', KEYS[i])
     if type(text) ~= 'table' then
       texts[i] = text or ''
+      if i == 1 and text == '' then is_other_type = 1 end
     elseif string.find(text.err, 'WRONGTYPE', 1, true) then
       texts[i] = ''
       if i == 1 then is_other_type = 1 end

@@ -70,7 +70,8 @@ def by_level(found: Iterable[Finding]) -> list[Finding]:
 def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
     url = server.url
     if server.error:
-        yield Finding(Level.DANGER, url, f"does not answer: {server.error}", "Start it, or correct the URL")
+        verb = "does not answer" if server.advice else "can't be used"
+        yield Finding(Level.DANGER, url, f"{verb}: {server.error}", server.advice)
         return
     yield from _of_version(server)
     if not server.info:
@@ -257,7 +258,7 @@ def _of_sentinels(facts: Facts) -> Iterator[Finding]:
             yield Finding(
                 Level.WARNING, "the sentinels", "know no replica: there is nothing to fail over to", "Add a replica"
             )
-    for server in facts.servers:
+    for server in (each for each in facts.servers if not each.error):
         needed = server.settings.get("min-replicas-to-write")
         if needed == "0":
             yield Finding(

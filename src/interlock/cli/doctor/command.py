@@ -9,10 +9,10 @@ from rich.text import Text
 
 from interlock._protocol.names import duration
 from interlock.cli.options import AsJson, Prefix, Urls, connect, require_url
-from interlock.cli.output import console, print_json, safe
+from interlock.cli.output import console, print_json, quiet, safe
 
 from .checks import Finding, Level, by_level, findings
-from .trial import ask_the_callers, try_a_lock
+from .trial import try_it
 
 __all__ = ["app"]
 
@@ -44,13 +44,13 @@ def doctor(
     max_ttl = duration(max_ttl, "--max-ttl")
     urls = url or []
     require_url(*urls)
-    facts = ask(urls)
-    found = findings(facts, max_ttl=max_ttl)
-    if not any(server.error for server in facts.servers):
-        with connect(urls, prefix, "interlock doctor") as locks:
-            found.append(try_a_lock(locks))
-            found += ask_the_callers(locks, is_denied=any("registry" in server.missing for server in facts.servers))
-        found = by_level(found)
+    with quiet():  # what the log would say is a finding
+        facts = ask(urls)
+        found = findings(facts, max_ttl=max_ttl)
+        if not any(server.error for server in facts.servers):
+            with connect(urls, prefix, "interlock doctor") as locks:
+                found += try_it(locks, denied=any("registry" in server.missing for server in facts.servers))
+    found = by_level(found)
     if as_json:
         print_json([finding.as_json() for finding in found])
     else:

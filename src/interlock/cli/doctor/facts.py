@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
+from interlock._client.error_texts import silence_question
 from interlock._connect.clusters import Cluster
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
 from interlock._quarantine.identity import parse_info
 from interlock._servers.cluster import _address_in_map
+from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.registry import INDEX, entries_key
 
@@ -54,6 +56,8 @@ class ServerFacts:
     url: str
     error: str = ""
     """Why it did not answer; then there is nothing else."""
+    advice: str = "Start it, or correct the URL"
+    """What to do about the error; "" if the error says it, since the server refuses this client."""
     info: dict[str, str] = field(default_factory=dict[str, str])
     """INFO, every section; empty if it is refused."""
     settings: dict[str, str] = field(default_factory=dict[str, str])
@@ -132,7 +136,12 @@ def _ask_server(address: Address) -> ServerFacts:
             seconds, micros = _reply(connection, "TIME")
             facts.clock = int(seconds) + int(micros) / 1e6 - (asked + time.time()) / 2
     except Exception as error:  # noqa: BLE001 (one server that does not answer is a finding)
-        facts.error = str(connection_error(error, address)) or type(error).__name__
+        cause = connection_error(error, address)
+        facts.error = (str(cause) or type(error).__name__).removeprefix(f"{facts.url}: ")
+        if isinstance(cause, LockError):
+            facts.advice = ""
+        elif "rediss" in facts.url or "Protocol error" in facts.error:
+            facts.advice = silence_question(facts.url, facts.error)
     return facts
 
 

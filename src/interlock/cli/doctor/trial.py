@@ -7,20 +7,41 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from interlock.errors import LockError
+from interlock.errors import LockError, Unavailable
 
 from .checks import Finding, Level, of_callers
 
 if TYPE_CHECKING:
     from interlock.threads import Interlock
 
-__all__ = ["ask_the_callers", "try_a_lock"]
+__all__ = ["try_it"]
 
 TIMEOUT: Final = 5.0  # seconds for the trial
 SLOW_HANDOVER: Final = 0.5  # seconds: a push takes far less, the poll of a waiter about one second
 
 
-def try_a_lock(locks: Interlock) -> Finding:
+def try_it(locks: Interlock, *, denied: bool) -> list[Finding]:
+    """Try a lock, and ask for what processes say. `denied`: the facts say already that this user may not ask that."""
+    try:
+        found = [_try_a_lock(locks)]
+    except Unavailable as error:  # a further question has the same answer
+        return [_not_acquired(error)]
+    except LockError as error:
+        found = [_not_acquired(error)]
+    try:
+        found += of_callers(locks.ls())
+    except LockError as error:
+        if not (denied or str(error) in found[0].text):
+            text = f"of what processes hold and wait for can't be read: {error}"
+            found.append(Finding(Level.NOTE, "the registry", text))
+    return found
+
+
+def _not_acquired(error: LockError) -> Finding:
+    return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
+
+
+def _try_a_lock(locks: Interlock) -> Finding:
     """Acquire a lock of a new name twice, the second time behind the first. Its keys expire by themselves."""
     # A fair one: else the second caller waits in this process, and not in the server.
     lock = locks.lock(f"interlock-doctor-{secrets.token_hex(6)}", ttl=10, timeout=TIMEOUT, fair=True)
@@ -29,29 +50,17 @@ def try_a_lock(locks: Interlock) -> Finding:
         with lock:
             return time.monotonic()
 
-    try:
-        with ThreadPoolExecutor(1, "interlock-doctor") as pool:
-            with lock:
-                waiting = pool.submit(wait)
-                while not waiting.done() and not lock.inspect().waiting:
-                    time.sleep(0.01)
-                time.sleep(0.3)  # until the waiter is subscribed
-                released = time.monotonic()
-            handover = waiting.result() - released
-    except LockError as error:
-        return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
+    with ThreadPoolExecutor(1, "interlock-doctor") as pool:
+        with lock:
+            waiting = pool.submit(wait)
+            while not waiting.done() and not lock.inspect().waiting:
+                time.sleep(0.01)
+            time.sleep(0.3)  # until the waiter is subscribed
+            released = time.monotonic()
+        handover = waiting.result() - released
     if handover > SLOW_HANDOVER:
         return Finding(
             Level.WARNING, "a lock", f"is handed over by a poll, after {handover:.1f} s, and not by a push",
             "Give its user the rights +subscribe and +publish, and the channels &interlock:*",
         )  # fmt: skip
     return Finding(Level.OK, "a lock", f"is acquired, and handed over by push in {handover * 1000:.1f} ms")
-
-
-def ask_the_callers(locks: Interlock, *, is_denied: bool) -> list[Finding]:
-    """What processes say of themselves. `is_denied`: the facts say already that this user lacks a right for that."""
-    try:
-        return list(of_callers(locks.ls()))
-    except LockError as error:
-        text = f"of what processes hold and wait for can't be read: {error}"
-        return [] if is_denied else [Finding(Level.NOTE, "the registry", text)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from interlock._api.options import DEFAULT_TTL
-from interlock._protocol.names import duration
+from interlock._protocol.names import MIN_TTL, duration
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.cli.options import require_url
@@ -29,6 +29,8 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
+MAX_TTL: Final = 60.0  # seconds: max_ttl of an Interlock
+MAX_SAID: Final = 200  # characters of the command
 MAX_GRACE: Final = 5.0  # seconds, of the default
 
 EPILOG = """\b
@@ -131,6 +133,7 @@ def run(
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what happens, on stderr.")] = False,
 ) -> int:
     """Run a command under a lock, as flock(1) does, on all machines that share a server."""
+    ttl = duration(ttl, "--ttl", minimum=MIN_TTL, maximum=MAX_TTL)
     choice = Choice(names, shared, exclusive, limit, ttl, fair, once, at_least, at_most, key)
     choice.check()
     argv = _argv(command, context.obj)
@@ -144,6 +147,8 @@ def run(
 
     require_url(url)
     with Interlock(url, label="interlock run") as locks:
+        # No argument, and no text for a shell: they may be secret, and all users of the server read this.
+        locks._session.registry.place = f"interlock run {f'-- {argv[0]}'[:MAX_SAID] if command is None else '-c'}"
         lockable = None if once else choice.lockable(locks)
         try:
             with Runner(argv, names, _grace(grace, at_most or ttl if once else ttl)) as runner:
@@ -167,7 +172,7 @@ def _in_words_of_a_shell(text: str, names: Sequence[str]) -> str:
 
 def _argv(command: str | None, words: list[str] | None) -> list[str]:
     """The command and its arguments. Raises ConfigError."""
-    if (command is None) == (not words):
+    if (command is None) == (not words or not words[0]):
         example = "interlock run stock -- ./import.py --all"
         raise ConfigError(f"say what to run, behind -- or with -c, as in: {example}")
     return words or [os.environ.get("SHELL") or "/bin/sh", "-c", str(command)]

@@ -117,8 +117,8 @@ class Source:
     def gather(self, details: ThingName | None = None) -> Snapshot:
         """What the server knows now. Raises Unavailable or ConfigError."""
         locks = self.locks()
-        ping = locks.ping()
         every = locks.ls()
+        ping = locks.ping()  # over the connection that the list has opened
         return Snapshot(
             url=self.url,
             taken_at=time.monotonic(),

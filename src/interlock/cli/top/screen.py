@@ -8,7 +8,6 @@ loop does the work. (4) While the screen is ours, nothing else writes to it: log
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from rich.console import Console, Group
 from rich.live import Live
 
+from interlock.cli.output import quiet
 from interlock.cli.top.data import Gatherer
 from interlock.cli.top.keys import keys
 from interlock.cli.top.view import State, draw, press, settled
@@ -53,7 +53,7 @@ def show_live(source: Source, interval: float) -> int:
 
     gatherer = Gatherer(source, interval, wake)
     try:
-        with _quiet(), _signals(write_end), _Screen(out) as screen:
+        with quiet(), _signals(write_end), _Screen(out) as screen:
             gatherer.start()
             _Loop(screen, gatherer, read_end).run()
     except _Ended as ended:
@@ -163,14 +163,3 @@ def _signals(wakeups: int) -> Generator[None]:
         signal.set_wakeup_fd(fd_before)
         for number, handler in before:
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _quiet() -> Generator[None]:
-    """Keep the log off the screen: the view itself says what is wrong."""
-    before = logging.root.manager.disable
-    logging.disable()
-    try:
-        yield
-    finally:
-        logging.disable(before)
