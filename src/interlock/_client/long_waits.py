@@ -14,7 +14,7 @@ from interlock._client.places import line_of
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import printable
-from interlock._protocol.timing import FOREVER, UNDO_GRACE
+from interlock._protocol.timing import UNDO_GRACE
 from interlock.primitives.messages import lost_identity
 
 if TYPE_CHECKING:
@@ -45,14 +45,13 @@ class LongWaits:
         self.next_line: dict[str, float] = {}  # by the key of a resource: after how many seconds of waiting it is due
 
     async def look(self, waiting: Iterable[Attempt], interval: float) -> None:
-        """Log a line for each resource whose line is due. Is called every `interval` seconds while callers wait."""
+        """Log a line for each resource whose line is due. Is called every `interval` seconds with all that wait."""
         if not log.isEnabledFor(logging.INFO):  # then nobody asks the server for a line that nobody reads
             return
         now = self.runtime.now()
         by_key: dict[str, list[Attempt]] = {}
         for attempt in waiting:
-            if attempt.waits_since < FOREVER and not attempt.abandoned:
-                by_key.setdefault(attempt.resource.keys[0], []).append(attempt)
+            by_key.setdefault(attempt.resource.keys[0], []).append(attempt)
         self.next_line = {key: due for key, due in self.next_line.items() if key in by_key}
         lines = 0
         for key, attempts in by_key.items():

@@ -125,11 +125,16 @@ class Registry:
         now = self.runtime.now()
         if now < self.next_look or self.ended:
             return
-        waits = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
+        attempts = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
+        waits = [each for each in attempts if each.waits_since < FOREVER and not each.abandoned]
         holds = self.renewal.held() if self.writes else []
         self.next_look = now + REPORT_INTERVAL if holds or waits else FOREVER  # first: look() may be called meanwhile
         if self.writes and now >= self.refused_until:
-            await self._report(_oldest_leases(holds), _oldest_waits(waits), now)
+            await self._report(
+                heapq.nsmallest(MAX_ITEMS, holds, key=lambda grant: grant.since),
+                heapq.nsmallest(MAX_ITEMS, waits, key=lambda attempt: attempt.waits_since),
+                now,
+            )
         await self.long_waits.look(waits, REPORT_INTERVAL)
 
     async def _report(self, holds: list[Grant], waits: list[Attempt], now: float) -> None:
@@ -338,12 +343,3 @@ def _lasts(grant: Grant) -> bool:
     """Whether nothing but the end of the holder's own `with` or decorated call ends this lease."""
     place = grant.attempt.place
     return lasts(grant) and place is not None and (grant.held_by_call or enters_with(place))
-
-
-def _oldest_leases(held: list[Grant]) -> list[Grant]:
-    return heapq.nsmallest(MAX_ITEMS, held, key=lambda grant: grant.since)
-
-
-def _oldest_waits(attempts: list[Attempt]) -> list[Attempt]:
-    waiting = (attempt for attempt in attempts if attempt.waits_since < FOREVER and not attempt.abandoned)
-    return heapq.nsmallest(MAX_ITEMS, waiting, key=lambda attempt: attempt.waits_since)
