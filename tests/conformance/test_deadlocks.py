@@ -15,7 +15,7 @@ import pytest
 from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
-from interlock._client import answers, core, long_waits
+from interlock._client import answers, core, deadlock_search, long_waits
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -209,3 +209,21 @@ async def test_of_many_callers_few_read_the_entries(mode):
     assert len(reads) < 15
     assert any("behind a deadlock" in str(error) for error in errors)
     await asyncio.gather(*pair)
+
+
+@pytest.mark.asyncio_only  # a search holds up all tasks of a loop
+async def test_a_crowd_searches_with_what_its_callers_hold_only_now_and_then(mode, monkeypatch):
+    monkeypatch.setattr(deadlock_search, "REST", 1e9)
+    locks = mode.interlock()
+    search, searches = mode.session(locks).core.deadlocks, []
+
+    def counted(*args, search_with_own=search._search_with_own):
+        searches.append(1)
+        return search_with_own(*args)
+
+    search._search_with_own = counted
+    taken = await mode.interlock().semaphore("s", 1).acquire()
+    crowd = start(mode, [(locks.lock(f"own {i}"), locks.semaphore("s", 1)) for i in range(10)], [1.0] * 10)
+    assert all(isinstance(error, AcquireTimeout) for error in await asyncio.gather(*crowd))
+    assert len(searches) == 1
+    await taken.release()

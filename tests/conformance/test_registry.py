@@ -376,9 +376,12 @@ async def test_the_question_and_the_undo_share_their_time(mode, clean, monkeypat
 
 
 async def test_of_many_callers_whose_time_is_over_one_asks(mode, clean, monkeypatch):
+    """Also if they wait for several holders of one process."""
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 20.0)
     monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
-    said_by_foreign(clean, [foreign()])
+    other = f"h/1/t/{1:032x}"
+    said_by_foreign(clean, [foreign(), ["lock", "c", "lock:", other, 1, "x.py:1", 0, "", ""]])
+    clean.set("lock:c", other, px=60_000)
     locks = mode.interlock()
     await (await locks.lock("b").acquire()).release()
     registry, asked = mode.session(locks).registry, []
@@ -389,7 +392,7 @@ async def test_of_many_callers_whose_time_is_over_one_asks(mode, clean, monkeypa
         return await read(processes, until)
 
     registry.entries_of = reads
-    errors = await asyncio.gather(*(waits_for(locks.lock("a"), 1.0) for _ in range(20)))
+    errors = await asyncio.gather(*(waits_for(locks.lock(name), 1.0) for name in "aaaaaaaaaacccccccccc"))
     # One whose turn to ask the server came in its last moment does not spend more time on a question.
     assert {error.place for error in errors if error.__cause__ is None} == {"x.py:1"}
     assert asked == [Process("", "h", 1)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
-MAX_ANSWERS: Final = 1000  # that are remembered
+MAX_ANSWERS: Final = 100  # that are remembered: each may be of some hundred kB
 
 
 @dataclass(frozen=True, slots=True)

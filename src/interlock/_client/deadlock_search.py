@@ -5,7 +5,8 @@ not wait is in no deadlock. Else it reads what all processes say, once in `REPOR
 session, and adds what it knows better: what it holds itself, and that it has waited until now.
 
 Rules. (1) Nothing here delays a caller beyond the time that it gives. (2) A search reads `MAX_SEARCHED` entries at
-most, and of the callers of a session one reads: many may time out together, and the server has other work.
+most, and of the callers of a session one reads: many may time out together, and the server has other work. (3) What a
+crowd adds takes a twentieth of a processor: all of a loop stands still meanwhile, and leases have to be renewed.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock._client.answers import Answers
 from interlock._client.registry import caller_of
 from interlock._client.self_wait import kind_of_caller
+from interlock._protocol.timing import FOREVER
 from interlock.primitives.deadlocks import WAY_OUT, ThingName, find
 from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import Entry, listed, party_of
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from interlock.primitives.deadlocks import Deadlocked
 
 MAX_SEARCHED: Final = 200  # sessions: to read so many full entries takes 0.1 s of a processor, and may hold up a loop
+REST: Final = 20  # times that a caller's own search took: for so long no other caller of the session has one
 MAX_LEASES: Final = 1000  # of this process: with more, nobody looks which of them the caller holds
 
 
@@ -43,6 +46,7 @@ class DeadlockSearch:
         self.registry = registry
         self.runtime = registry.runtime
         self._snapshots = Answers[Snapshot](registry.runtime)
+        self._rest_until = 0.0
 
     async def say(self, attempt: Attempt, holder: str, until: float) -> tuple[tuple[str, ...], str] | None:
         """The deadlock of find(): a line for each of its callers, and what an error says."""
@@ -72,8 +76,8 @@ class DeadlockSearch:
             return None
         caller = self.registry.caller_id(attempt)
         known = read.value.deadlocks
-        if held and all(each.member(caller) is None for each in known):
-            known = find(listed(self._with_own(attempt, held, caller, read)), 0.0)
+        if held and all(each.member(caller) is None for each in known) and self.runtime.now() >= self._rest_until:
+            known = self._search_with_own(attempt, held, caller, read)
         for each in known:
             if each.member(caller) is not None:
                 return each
@@ -94,8 +98,10 @@ class DeadlockSearch:
         grants = (grant for renewal in renewals for grant in renewal.held())
         return [grant for grant in grants if caller_of(grant.attempt) is caller]
 
-    def _with_own(self, attempt: Attempt, held: list[Grant], caller: str, read: Answer[Snapshot]) -> list[Entry]:
-        """The entries, with what this caller knows of itself in place of what its process has said."""
+    def _search_with_own(
+        self, attempt: Attempt, held: list[Grant], caller: str, read: Answer[Snapshot]
+    ) -> list[Deadlocked]:
+        """Search again, with what this caller knows of itself in place of what its process has said."""
         now = self.runtime.now()
         others = [
             Entry(*([(item, party) for item, party in part if party.caller_id != caller] for part in entry))
@@ -104,4 +110,9 @@ class DeadlockSearch:
         ago, process = read.asked_at - now, self.registry.process  # below 0: it was said after the snapshot
         holds, wait = [self.registry.held_item(grant, now) for grant in held], self.registry.waiting_item(attempt, now)
         own = [(item, party_of(process, item, ago)) for item in holds]
-        return [*others, Entry(own, [(wait, party_of(process, wait, ago))])]
+        self._rest_until = FOREVER
+        try:
+            return find(listed([*others, Entry(own, [(wait, party_of(process, wait, ago))])]), 0.0)
+        finally:
+            ended = self.runtime.now()
+            self._rest_until = ended + REST * (ended - now)

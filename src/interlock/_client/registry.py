@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from interlock._client.answers import Answers
 from interlock._client.error_texts import server_error
@@ -34,12 +34,12 @@ from interlock.primitives.registry import (
     REGISTRY,
     REPEAT_INTERVAL,
     REPORT_INTERVAL,
+    Entry,
     Holding,
     Item,
     LeaveCall,
     ListCall,
     ListReply,
-    Party,
     ReadReply,
     ReportCall,
     caller_id_in,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from interlock._client.renewal import Renewal
     from interlock._client.waiting import Waiters
     from interlock._protocol.types import AutoResetEvent, Message, Server
-    from interlock.primitives.registry import Entry, Listed
+    from interlock.primitives.registry import Listed, Party
 
 REPORT_DELAY: Final = 1.0  # seconds until the first look: a section that is over by then costs no message
 CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
@@ -65,14 +65,6 @@ MAX_ITEMS: Final = 50  # leases, and waiters, in one entry: the oldest ones
 READ_BATCH: Final = 100  # processes that one write asks about
 
 Said: TypeAlias = tuple[frozenset[str], frozenset[str]]  # the tokens of what is held, and of what waits
-
-
-class Found(NamedTuple):
-    """What the process of a holder has said of that."""
-
-    party: Party | None
-    waits: bool
-    """Whether the holder waits for something."""
 
 
 class Registry:
@@ -103,7 +95,7 @@ class Registry:
         self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
         self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
         self.place = ""  # what entries say in place of a line of code: of a program in which no user wrote a line
-        self._found = Answers[Found](self.runtime)  # by the token of the holder
+        self._said = Answers[list[Entry]](self.runtime)  # by process
 
     def look(self) -> None:
         """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
@@ -250,34 +242,34 @@ class Registry:
         for renewal in self.all_renewals():
             if (grant := renewal.find(token)) is not None:
                 return Holding(line_of(grant.attempt.place), now - grant.since, 0.0)
-        found = await self._find(token, until)
-        if found is None or (party := found.value.party) is None:
+        said, party = await self._find(token, until)
+        if said is None or party is None:
             return None
-        later = now - found.asked_at
+        later = now - said.asked_at
         return Holding(printable(party.place), party.seconds + later, party.reported_ago if party.is_silent else 0.0)
 
     async def holder_waits(self, token: str, until: float) -> bool:
         """Whether the holder with this token waits for something, as its process has said lately."""
-        found = await self._find(token, until)
-        return found is not None and found.value.waits
+        said, party = await self._find(token, until)
+        if said is None or party is None or not party.caller_id:
+            return False
+        return any(each.caller_id == party.caller_id for entry in said.value for _, each in entry.waits)
 
     def caller_id(self, attempt: Attempt) -> str:
         """What tells the caller of this attempt from all others. "" if it is gone, or if nobody knows it."""
         return caller_id_in(self.process, _caller_number(attempt))
 
-    async def _find(self, token: str, until: float) -> Answer[Found] | None:
-        """What its process says of the holder with this token. None if no answer comes in time."""
-        said = Token.parse(token)
-        if said is None:
-            return None
-
-        async def ask() -> Found:
-            entries = await self.entries_of([said.process], until)
-            party = next((each for entry in entries for part in entry for _, each in part if each.token == token), None)
-            callers = {each.caller_id for entry in entries for _, each in entry.waits} - {""}
-            return Found(party, party is not None and party.caller_id in callers)
-
-        return await self._found.get(token, ask, until)
+    async def _find(self, token: str, until: float) -> tuple[Answer[list[Entry]] | None, Party | None]:
+        """All that its process says, and what it says of the holder with this token. None for what nobody knows."""
+        holder = Token.parse(token)
+        if holder is None:
+            return None, None
+        processes = [holder.process]
+        said = await self._said.get(str(holder.process), lambda: self.entries_of(processes, until), until)
+        entries = said.value if said is not None else []
+        return said, next(
+            (each for entry in entries for part in entry for _, each in part if each.token == token), None
+        )
 
     async def read(self, pattern: str = "*") -> list[Listed]:
         """What all processes hold and wait for. Raises Unavailable or ConfigError."""
