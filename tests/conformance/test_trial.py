@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from harness.modes import outcome, real, until
-from harness.servers import Node
+from harness.servers import Node, free_ports
 from harness.topology.group import ask
 from harness.topology.sentinels import _Sentinel as Sentinel
 from harness.trial import wrong
@@ -1053,17 +1053,12 @@ def answering(data: bytes):
     return listener
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def places():
     """Servers that are not what a URL says; for each the place of a URL."""
     with contextlib.ExitStack() as stack:
         server, sentinel = stack.enter_context(Node()), stack.enter_context(Sentinel())
-        cluster = stack.enter_context(Node(config={"cluster-enabled": "yes", "cluster-port": str(free_port())}))
+        cluster = stack.enter_context(Node(config={"cluster-enabled": "yes", "cluster-port": str(free_ports()[0])}))
         replica = stack.enter_context(Node(config={"replicaof": f"127.0.0.1 {server.port}"}))
         ask(server, "ACL", "SETUSER", "someone", "on", ">password", "~*", "&*", "+@all")
         ask(server, "ACL", "SETUSER", "reader", "on", ">password", "~*", "&*", "+@read", "+@connection")

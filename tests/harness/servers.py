@@ -12,7 +12,9 @@ unix socket and a TCP port; it ends with the process that started it, however th
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import secrets
 import shutil
 import socket
 import sys
@@ -169,9 +171,11 @@ class Node(BreakableServer):
         fresh.replace(path)
 
 
-def free_ports() -> tuple[int, int]:
-    """Two ports that nobody listens on now."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+def free_ports(distance: int = 1) -> tuple[int, int]:
+    """Two ports so far apart that nobody uses now, below those that the system gives out by itself."""
+    while True:
+        port = 11_000 + secrets.randbelow(11_000)  # a test may have set the seed of `random`
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + distance))
+            return port, port + distance

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import redis
 import interlock
 import interlock.aio
 from harness.modes import real, until
+from harness.servers import free_ports
 from interlock import AcquireTimeout, LeaseLost, LeaseState
 from interlock.errors import ConfigError, Unavailable
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
@@ -179,14 +179,9 @@ async def test_a_lease_on_a_server_that_is_not_private_is_refused_and_left_alone
         await locks.close()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
-
-
 @pytest.mark.parametrize("way", ["client", "database", "tcp", "another tcp"])
 def test_a_private_server_is_known_by_any_address_of_it(way):
-    port = free_port()
+    port, _ = free_ports()
     with BreakableServer(config={"port": str(port)}) as server:
         targets = {
             "client": lambda: redis.from_url(server.url),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
@@ -29,13 +26,8 @@ class _Member(Node):
     number = 0
 
     def _ports(self) -> tuple[int, int]:
-        """Two ports, for clients and for other nodes, below those that the system gives out by itself."""
-        while True:
-            port = random.randrange(11_000, 22_000)
-            with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-                one.bind(("127.0.0.1", port))
-                other.bind(("127.0.0.1", port + BUS))
-                break
+        """Two ports, for clients and for other nodes."""
+        port, _ = free_ports(BUS)
         self.bus_port = port + BUS
         if self.bus is not None:
             self.bus_port = self.bus.lead(self.number, port + BUS)
