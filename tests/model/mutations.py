@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from simulator import simulate
@@ -22,6 +24,16 @@ def replaced(old, new, *more, times=1):
 def shares(seeds, size, full):
     """The first seed of each share of so many; those of the rest, up to `full`, are run with --full only."""
     return [pytest.param(first, marks=() if first < seeds else pytest.mark.full) for first in range(0, full, size)]
+
+
+def never(wanted, reports):
+    """Those of the wanted that no run counts. No more runs begin once each of them has been counted."""
+    counts = Counter()
+    for report in reports:
+        counts += report.counts
+        if all(counts[each] for each in wanted):
+            break
+    return {each for each in wanted if not counts[each]}
 
 
 def catch(rule, subject, profile, lua=str, first=0):
