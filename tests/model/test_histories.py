@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -291,10 +292,14 @@ def played(settings, directory):
 @pytest.mark.rule(1, 5, 6, 7, 8, 9)
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_short_history_breaks_no_promise(topology, tmp_path):
-    verdict = played(SHORT.but(topology=topology), tmp_path / "history")
-    assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
-    assert verdict.counts["granted"] > 5
-    assert verdict.counts["ensure() passed"] > 20
+    counts = Counter()
+    for attempt in range(8):  # on a busy machine little happens in the time of one
+        verdict = played(SHORT.but(topology=topology), tmp_path / f"history-{attempt}")
+        assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+        counts += verdict.counts
+        if counts["granted"] > 5 and counts["ensure() passed"] > 20:
+            return
+    pytest.fail(f"hardly anything has happened: {counts}")
 
 
 PLANTED = {  # what is broken -> what the checker must say
