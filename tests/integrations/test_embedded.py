@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import pytest
 import redis
 
+from harness.modes import wait_until as eventually
 from interlock import AcquireTimeout, Interlock, LeaseLost, cli, embedded
 from interlock.embedded import LeasesHeld, Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
@@ -28,7 +29,8 @@ pytestmark = pytest.mark.runs_on("its own servers", starts="embedded servers")
 IMPORT = "import os, sys; from interlock.embedded import *;"
 PRIVATE = f"{IMPORT} server = Server(); server.start(); print(server.url, flush=True);"
 SHARED = f"{IMPORT} print(shared_url(), flush=True);"
-WAIT = "sys.stdin.read()"
+# A signal just before a read that blocks would wait for the end of the read.
+WAIT = "import select; all(iter(lambda: not select.select([0], [], [], 0.02)[0], False)); sys.stdin.read()"
 
 
 @pytest.fixture
@@ -70,7 +72,7 @@ def python(code):
 
 
 def said(process):
-    return process.stdout.readline().strip() or pytest.fail(process.communicate(timeout=10)[1])
+    return process.stdout.readline().strip() or pytest.fail(process.communicate(timeout=60)[1])
 
 
 def path_of(url):
@@ -100,13 +102,6 @@ def wait_for_the_end_of(connection):
     with contextlib.suppress(ConnectionResetError):
         while connection.recv(8192):
             pass
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # A private server

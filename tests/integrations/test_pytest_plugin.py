@@ -235,7 +235,8 @@ def test_without_the_extra_the_error_says_what_to_install(project):
 def test_nothing_is_left_when_the_run_is_ended(project, number):
     project.write(
         test_it="import time\ndef test_it(interlock_locks):\n"
-        "    with interlock_locks.lock('a'):\n        open('inside', 'w').close(); time.sleep(60)\n"
+        "    with interlock_locks.lock('a'):\n        open('inside', 'w').close()\n"
+        "        for _ in range(3000): time.sleep(0.02)\n"
     )
     with subprocess.Popen(
         project.command(), cwd=project.directory, env=project.environment, stdout=subprocess.DEVNULL,
@@ -244,7 +245,7 @@ def test_nothing_is_left_when_the_run_is_ended(project, number):
         wait_for(lambda: (project.directory / "inside").exists() or running.poll() is not None)
         assert project.left()
         running.send_signal(number)
-        assert running.wait(30) == (2 if number == signal.SIGINT else -number)
+        assert running.wait(60) == (2 if number == signal.SIGINT else -number)
     wait_for(lambda: not project.left())
 
 
