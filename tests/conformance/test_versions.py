@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from harness.matrix import BASE
+from harness.modes import wait_until as until
 from harness.older import FIRST, OLDER, unpacked_wheel
 from harness.processes import PROGRAMS
 from harness.programs.neighbour import SHORT, Neighbour
@@ -107,13 +107,6 @@ def sides(clean, older, server):
 def ordered(sides, first):
     """The two versions, the one named `first` in front."""
     return sides[first], sides["newer" if first == "older" else "older"]
-
-
-def until(condition, within=20.0):
-    end = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < end, f"not so within {within} s: {condition}"
-        time.sleep(0.005)
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ import redis
 import redis.asyncio
 
 import interlock
-from harness.modes import is_subscribed, outcome, queued, until
+from harness.clock import machine_time
+from harness.modes import SLACK, is_subscribed, outcome, queued, until, wait_until
 from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
 from interlock._protocol.run import run
@@ -55,7 +56,7 @@ async def test_connections_that_a_firewall_forgot_cost_no_lease(mode, clean, pro
     deadline = lease._grant.deadline
     await until(lambda: lease._grant.deadline > deadline or lease.lost.is_set())
     lease.ensure()
-    again = await asyncio.wait_for(locks.lock("b").acquire(), 5)
+    again = await asyncio.wait_for(locks.lock("b").acquire(), 30)
     assert await again.release()
     assert await lease.release()
 
@@ -65,10 +66,10 @@ async def test_a_long_socket_timeout_of_the_users_client_makes_no_call_longer(mo
     locks = mode.interlock(f"{proxy.url}?socket_timeout=60")
     lease = await locks.lock("warm").acquire()
     proxy.hold = True
-    started = time.monotonic()
+    started = machine_time()
     for call in (locks.lock("a").acquire(), lease.release()):
         assert isinstance(await outcome(call), Unavailable)
-    assert time.monotonic() - started < 16
+    assert machine_time() - started < 16
     proxy.hold = False
 
 
@@ -85,7 +86,7 @@ async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(mode, 
         mine = await waiting
         assert mine.fence > lease.fence
         assert await mine.release()
-        fresh = await asyncio.wait_for(locks.lock("b").acquire(), 5)
+        fresh = await asyncio.wait_for(locks.lock("b").acquire(), 30)
         assert await fresh.release()
         await until(lambda: lease.state is LeaseState.LOST)
         await locks.close()
@@ -140,12 +141,12 @@ async def test_a_subscription_that_the_server_always_ends_does_not_spin(mode, no
 
 @rule(8)
 async def test_a_timeout_bounds_the_handshake_on_a_slow_line(mode, proxy):
-    proxy.delay = 0.3
+    proxy.delay = 6.0
     for options in ("", "?db=2&client_name=me"):
-        started = time.monotonic()
+        started = machine_time()
         error = await outcome(mode.interlock(proxy.url + options).lock("a").acquire(timeout=0.5))
         assert isinstance(error, TimeoutError | Unavailable)
-        assert time.monotonic() - started < 0.5 + 0.4
+        assert machine_time() - started < 0.5 + SLACK
 
 
 async def test_the_handshake_is_one_write_and_its_refusal_is_raised(mode, clean, proxy):
@@ -306,11 +307,3 @@ def test_a_connection_for_which_a_thread_waited_is_confirmed_like_any_other(serv
 def test_a_number_of_connections_that_is_none_is_refused(number):
     with pytest.raises(ConfigError, match="max_connections must be a whole number"):
         interlock.Interlock("redis://127.0.0.1", max_connections=number)
-
-
-def wait_until(condition) -> None:
-    """Wait at most 20 s for the condition, in this thread."""
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)

@@ -11,13 +11,13 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import interlock
+from harness.modes import wait_until
 from harness.processes import PROGRAMS
 from interlock import ConfigError, LeaseLost
 
@@ -60,13 +60,6 @@ def world(server, clean):
     made = World(server.url)
     yield made
     made.close()
-
-
-def wait_until(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "not so within 30 s"
-        time.sleep(0.005)
 
 
 def queued(locks, number: int) -> bool:

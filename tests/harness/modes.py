@@ -18,6 +18,7 @@ import pytest
 
 import interlock
 import interlock.aio
+from harness.clock import machine_time
 from harness.matrix import WAYS
 from interlock.errors import LockError
 
@@ -41,23 +42,23 @@ SLACK = 4.0  # seconds that a busy machine may add to a call whose time is bound
 
 async def until(condition, within: float = 30.0) -> None:
     """Wait for a condition (plain or async), not for a time. A shorter `within` is a promise that the test checks."""
-    end, pause = time.monotonic() + within, 0.002
+    end, pause = machine_time() + within, 0.002
     while True:
         result = condition()
         if asyncio.iscoroutine(result):
             result = await result
         if result:
             return
-        assert time.monotonic() < end, f"not so within {within} s: {condition}"
+        assert machine_time() < end, f"not so within {within} s: {condition}"
         await asyncio.sleep(pause)
         pause = min(0.05, pause * 1.1)  # a condition that takes long need not be seen at once
 
 
 def wait_until(condition, within: float = 30.0) -> None:
     """The same for tests of threads and processes alone."""
-    end = time.monotonic() + within
+    end = machine_time() + within
     while not condition():
-        assert time.monotonic() < end, f"not so within {within} s: {condition}"
+        assert machine_time() < end, f"not so within {within} s: {condition}"
         time.sleep(0.002)
 
 

@@ -6,13 +6,13 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 import redis
 from redis.exceptions import AskError, MovedError, TryAgainError
 
 from harness.matrix import required
+from harness.modes import wait_until
 from harness.servers import KINDS, Missing
 from harness.topology import Cluster, Independents, Sentinels
 
@@ -296,10 +296,7 @@ sys.stdin.read()
         pids = [int(pid) for pid in child.stdout.readline().split()]
         child.kill()
     assert len(pids) == 4
-    deadline = time.monotonic() + 10
-    while any(alive(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
 def alive(pid):
