@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +15,8 @@ import pexpect
 import pytest
 import typer
 
+from harness.clock import machine_time
+from harness.modes import wait_until
 from harness.servers import DEBIAN
 from interlock import Interlock
 from interlock.cli import app
@@ -39,10 +40,7 @@ def server():
     """A server with names of which a process holds or awaits locks."""
     with Server() as made, Interlock(made.url) as locks:
         leases = [locks.lock(name).acquire() for name in NAMES]
-        deadline = time.monotonic() + 20
-        while len(locks.ls()) < len(NAMES):
-            assert time.monotonic() < deadline, locks.ls()
-            time.sleep(0.02)
+        wait_until(lambda: len(locks.ls()) == len(NAMES))
         yield made
         for lease in leases:
             lease.release()
@@ -53,12 +51,17 @@ class Shell:
 
     def __init__(self, command, options, environment, directory):
         self.directory, self.name = directory, Path(command).name
+        # Half a second for the server is enough for somebody who types, and too little for a machine with much to do.
+        (directory / "patience").mkdir()
+        (directory / "patience/sitecustomize.py").write_text(
+            "from interlock.cli.completion import names\nnames.WITHIN = 60\n"
+        )
         environment = {
             "PATH": f"{BIN}:/usr/bin:/bin", "HOME": str(directory), "TERM": "dumb", "LANG": "C.UTF-8", "PS1": PROMPT,
-            **environment,
+            "PYTHONPATH": str(directory / "patience"), **environment,
         }  # fmt: skip
         self.terminal = pexpect.spawn(
-            str(command), options, env=environment, cwd=str(directory), encoding="utf-8", timeout=20,
+            str(command), options, env=environment, cwd=str(directory), encoding="utf-8", timeout=60,
             dimensions=(50, 200),
         )  # fmt: skip
 
@@ -233,14 +236,14 @@ def test_words_of_bash():
 
 
 def completed(*words, **environment):
-    """What `interlock __complete WORDS` prints, and how long it takes."""
-    began = time.monotonic()
+    """What `interlock __complete WORDS` prints, and how long it takes on a machine that runs."""
+    began = machine_time()
     ran = subprocess.run(
         [INTERLOCK, "__complete", *words], env={**os.environ, **environment}, capture_output=True, text=True,
         check=True, timeout=60,
     )  # fmt: skip
     assert not ran.stderr
-    return ran.stdout.splitlines(), time.monotonic() - began
+    return ran.stdout.splitlines(), machine_time() - began
 
 
 def test_a_tab_prints_no_error_and_waits_for_no_server(tmp_path):
@@ -248,9 +251,8 @@ def test_a_tab_prints_no_error_and_waits_for_no_server(tmp_path):
         silent_url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
         _, without = completed("fish", "show", "--a")
         found, took = completed("fish", "show", "", INTERLOCK_URL=silent_url)
-    assert (
-        found == ["words"] and took < without + 5
-    )  # what it takes to give up: half a second, on a machine that is idle
+    assert found == ["words"]
+    assert took < without + 5  # what it takes to give up: half a second, on a machine that is idle
     for url in ("redis://127.0.0.1:1", "nonsense", "redis://[", ""):
         assert completed("fish", "show", "", INTERLOCK_URL=url)[0] == ["words"]
     assert completed("bash")[0] == completed("bash", "x", "y", "z")[0] == completed("fish")[0] == []

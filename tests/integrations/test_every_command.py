@@ -159,13 +159,14 @@ def test_without_a_server_each_says_so_in_one_line(here, interlock, monkeypatch)
     for module in [module for name, module in sys.modules.items() if name.startswith("interlock.")]:
         if hasattr(module, "RETRY_FOR"):
             monkeypatch.setattr(module, "RETRY_FOR", 0.1)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:  # nobody else gets its port, and nobody listens there
+        taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-    url = f"redis://127.0.0.1:{port}"
-    ran = interlock(TYPED["run"], INTERLOCK_URL=url)
-    asked = {"run": (ran.returncode, ran.stdout, ran.stderr)}
-    for name in [name for name in app.MODULES if name not in NO_SERVER_NEEDED | NO_JSON]:
-        asked[name] = here(f"{TYPED[name]} --json", INTERLOCK_URL=url)
+        url = f"redis://127.0.0.1:{port}"
+        ran = interlock(TYPED["run"], INTERLOCK_URL=url)
+        asked = {"run": (ran.returncode, ran.stdout, ran.stderr)}
+        for name in [name for name in app.MODULES if name not in NO_SERVER_NEEDED | NO_JSON]:
+            asked[name] = here(f"{TYPED[name]} --json", INTERLOCK_URL=url)
     for name, (status, written, errors) in asked.items():
         if name == "doctor":  # it is a finding
             assert status == 1 and str(port) in written

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,10 +16,11 @@ import pexpect
 import pytest
 import redis
 
+from harness.modes import wait_until as until
 from harness.topology import Sentinels
 from interlock import Interlock, LeaseLost, Unavailable
 from interlock._client import core
-from interlock.cli import app, revoke
+from interlock.cli import app, revoke, wait
 from interlock.cli.lookup import glance
 from interlock.cli.wait import Place, Progress
 from interlock.compat.redis_py import Lock as RedisPyLock
@@ -90,18 +92,11 @@ def waiting(lockable):
     thread.join()
 
 
-def until(condition, within: float = 20.0) -> None:
-    """Wait for a condition, not for a time."""
-    limit = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < limit, f"not so within {within} s"
-        time.sleep(0.01)
-
-
 # show
 
 
 def test_show_says_who_holds_a_lock_since_when_and_who_waits(locks, others, interlock, shown):
+    began = time.monotonic()
     with locks.lock("a").acquire() as lease, contextlib.ExitStack() as ends:
         ends.enter_context(waiting(others.lock("a")))
         ends.callback(lease.release)
@@ -112,7 +107,8 @@ def test_show_says_who_holds_a_lock_since_when_and_who_waits(locks, others, inte
     assert (found["name"], found["key"], found["kind"], found["state"]) == ("a", "lock:a", "lock", "held")
     assert (holder["token"], holder["fence"]) == (lease.token, lease.fence)
     assert (holder["label"], holder["pid"], holder["caller"]) == ("billing", os.getpid(), "MainThread")
-    assert 0 <= holder["since"] < 10 and 20 < holder["remaining"] <= 30
+    took = time.monotonic() - began + 0.1  # the server rounds
+    assert 0 <= holder["since"] <= took and 30 - took <= holder["remaining"] <= 30
     assert (waiter["pid"], waiter["caller"], found["waiting"]) == (os.getpid(), "waits", 1)
     for text in (
         "held for",
@@ -132,7 +128,7 @@ def test_show_knows_each_kind_by_the_name_alone(locks, client, shown):
         locks.election("election").campaign(),
     ]
     locks.latch("latch", 3).count_down()
-    locks.once("once", at_most=9, at_least=5).run(lambda _: None)
+    locks.once("once", at_most=90, at_least=60).run(lambda _: None)
     party = threading.Thread(target=locks.barrier("barrier", 2).wait, args=(30,))
     party.start()
     until(lambda: locks.barrier("barrier", 2).inspect().arrived)
@@ -143,7 +139,7 @@ def test_show_knows_each_kind_by_the_name_alone(locks, client, shown):
     assert [shown("semaphore")[each] for each in ("used", "limit", "holding")] == [2, 3, 1]
     assert shown("election")["holders"][0]["fence"] == kept[3].term
     once = shown("once")
-    assert once["state"] == "free" and 0 < once["next_run"] <= 5 and once["last_run"]["by"].startswith("billing@")
+    assert once["state"] == "free" and 0 < once["next_run"] <= 60 and once["last_run"]["by"].startswith("billing@")
     assert [shown("latch")[each] for each in ("state", "left", "count")] == ["counting", 2, 3]
     assert [shown("barrier")[each] for each in ("state", "waiting", "parties")] == ["waiting", 1, 2]
     locks.barrier("barrier", 2).wait(10)
@@ -239,10 +235,11 @@ def test_show_in_a_process_of_its_own_colours_nothing_but_a_terminal(server, loc
 
 
 def test_show_says_where_in_its_code_the_holder_is_and_when_its_process_was_heard_of(locks, client, interlock, shown):
+    began = time.monotonic() - 0.1  # the server rounds
     with locks.lock("a"):
         until(lambda: shown("a")["holders"][0]["place"])
         (holder,) = shown("a")["holders"]
-        assert "test_on_call.py:" in holder["place"] and holder["reported_ago"] < 20
+        assert "test_on_call.py:" in holder["place"] and holder["reported_ago"] < time.monotonic() - began
         assert f"at {holder['place']}" in interlock("show", "a")[1]
         # The process falls silent: its entry is not written again, and says when it was.
         process, session = holder["token"].rsplit("/", 2)[0], None
@@ -253,7 +250,7 @@ def test_show_says_where_in_its_code_the_holder_is_and_when_its_process_was_hear
             client.hset(key, session, f"{int(written) - 40_000} {text}")
         _, written, _ = interlock("show", "a")
     assert session is not None
-    assert "its process has not reported for 4" in written and "it may be dead; its lease ends in 2" in written
+    assert re.search(r"has not reported for ([4-9]\d|\d+ min).*: it may be dead; its lease ends in \d", written)
 
 
 def test_a_registry_entry_that_is_hostile_or_of_another_version_harms_nobody(locks, client, interlock, shown):
@@ -297,14 +294,23 @@ def test_ls_lists_what_processes_hold_and_wait_for_by_pattern_and_prefix(server,
 # wait
 
 
-def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock):
+def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock, monkeypatch):
     assert interlock("wait", "a") == (0, "", "")  # nobody has ever held it
     lease = locks.lock("a").acquire()
     status, _, errors = interlock("wait", "a", "-w", "0.1")
-    assert status == 75 and "a is not free after 0.1 s: held by billing@" in errors
-    threading.Timer(0.3, lease.release).start()
+    assert status == 75 and re.search(r"a is not free after \S+ s: held by billing@", errors)
+    looks = []
+
+    def looked(*words):
+        looks.append(words)
+        if len(looks) == 4:
+            lease.release()
+        return glance(*words)
+
+    monkeypatch.setattr(wait, "glance", looked)
     status, written, errors = interlock("wait", "a", "--json")
     assert status == 0 and not errors and json.loads(written)["free"] and json.loads(written)["waited"] >= 0.2
+    assert len(looks) == 4
     assert not locks.lock("a").inspect().held
 
 
@@ -439,7 +445,7 @@ def audited(interlock, *words):
 )
 def test_revoke_asks_the_holder_and_waits_until_it_has_gone(locks, holder, interlock, make):
     holder(make(locks))
-    status, written, errors = interlock("revoke", "a", "--reason", "it hangs")
+    status, written, errors = interlock("revoke", "a", "--reason", "it hangs", "--grace", "60")
     assert (status, errors) == (0, "") and "gave it back after" in written and "Now it is free" in written
     (entry,) = audited(interlock)
     assert (entry["name"], entry["reason"], entry["forced"], entry["holding"]) == ("a", "it hangs", False, 1)
@@ -469,7 +475,7 @@ def test_revoke_of_one_holder_of_several_leaves_the_others(locks, others, holder
     with others.semaphore("s", 2).acquire() as mine:
         status, _, errors = interlock("revoke", "s", "--reason", "x")
         assert status == 64 and "has 2 holders: say which" in errors
-        status, _, _ = interlock("revoke", "s", "--reason", "x", "--holder", "billing@")
+        status, _, _ = interlock("revoke", "s", "--reason", "x", "--holder", "billing@", "--grace", "60")
         assert status == 0
         assert [each.token for each in others.semaphore("s", 2).inspect().holders] == [mine.token]
         assert "nobody to revoke; held by" in interlock("revoke", "s", "--reason", "x", "--holder", "nobody")[2]
@@ -554,8 +560,8 @@ def test_a_holder_in_asyncio_and_one_in_a_thread_are_told_by_whom_and_why(server
             [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
             assert process.stdout.readline() == "in\n"
-            status, written, _ = interlock("revoke", "a", "--reason", "the disk is full", "--grace", "20")
-            _, errors = process.communicate(timeout=20)
+            status, written, _ = interlock("revoke", "a", "--reason", "the disk is full", "--grace", "60")
+            _, errors = process.communicate(timeout=60)
         assert status == 0 and f"process {process.pid}" in written
         assert "LeaseLost" in errors and "the disk is full (by interlock-revoke-by-" in errors
 
@@ -586,7 +592,7 @@ def terminal(server):
         terminal_of = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, "TERM": "xterm", **environment}
         made.append(
             pexpect.spawn(
-                str(INTERLOCK), list(words), timeout=20, encoding="utf-8", dimensions=(24, 100), env=terminal_of
+                str(INTERLOCK), list(words), timeout=60, encoding="utf-8", dimensions=(24, 100), env=terminal_of
             )
         )
         return made[-1]
@@ -613,7 +619,7 @@ def test_on_a_terminal_revoke_asks_first(locks, holder, terminal):
             break
     shell.close()
     assert shell.exitstatus == 130 and locks.lock("a").inspect().revoked is None
-    shell = terminal("revoke", "a", "--reason", "it hangs")
+    shell = terminal("revoke", "a", "--reason", "it hangs", "--grace", "60")
     shell.expect("Revoke it")
     shell.sendline("y")
     shell.expect("gave it back after")
@@ -635,8 +641,11 @@ def test_on_a_terminal_wait_shows_who_holds_it_and_show_has_colours_unless_no_co
 
 
 def test_revoke_does_not_say_that_a_silent_holder_gave_it_back(locks, interlock):
-    lease = locks.lock("a", ttl=1, renew=False).acquire()
-    status, written, _ = interlock("revoke", "a", "--reason", "it is silent", "--grace", "10")
+    for ttl in (1, 5, 25):  # on a slow machine the lease may end before it is revoked
+        lease = locks.lock("a", ttl=ttl, renew=False).acquire()
+        status, written, _ = interlock("revoke", "a", "--reason", "it is silent", "--grace", "60")
+        if status == 0:
+            break
     assert status == 0 and "did not give it back, but its lease ended after" in written
     assert "its lease ended after" in interlock("audit", "a")[1]
     assert lease.lost.is_set()

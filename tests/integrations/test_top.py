@@ -18,6 +18,7 @@ import pexpect
 import pytest
 import redis
 
+from harness.clock import machine_time
 from interlock import Interlock, LockError
 from interlock.cli.top.data import Source
 from interlock.embedded import Server
@@ -85,7 +86,7 @@ class Top:
             env={"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, "TERM": "xterm-256color",
                  "LANG": "C.UTF-8", **environment},
         )  # fmt: skip
-        self.written = ""
+        self.written, self.lines = "", lines
         self.before = of_a_new_terminal()  # this one may be taken over by now
 
     def read(self) -> None:
@@ -95,12 +96,13 @@ class Top:
 
     @property
     def screen(self) -> str:
-        """What was drawn last."""
+        """What was drawn last. A write to a terminal may arrive in parts: a part of a screen is none."""
         self.read()
-        drawn = self.written.rpartition("\x1b[H")[2]
+        screens = [each for each in self.written.split("\x1b[H") if each.count("\n") >= self.lines - 1]
+        drawn = screens[-1] if screens else ""
         return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).replace("\r", "")
 
-    def shows(self, *words, within=20.0) -> str:
+    def shows(self, *words, within=60.0) -> str:
         """The screen, once it has all of these."""
         limit = time.monotonic() + within
         while not all(word in (screen := self.screen) for word in words):
@@ -108,13 +110,17 @@ class Top:
             time.sleep(0.01)
         return screen
 
+    def resize(self, lines, columns) -> None:
+        self.lines = min(lines, self.lines)
+        self.process.setwinsize(lines, columns)
+
     def press(self, *keys) -> None:
         for key in keys:
             self.process.send(key)
 
     def ends(self) -> int:
         """Its exit status, once it has ended and has given the terminal back."""
-        self.process.expect(pexpect.EOF, timeout=20)
+        self.process.expect(pexpect.EOF, timeout=60)
         self.written += self.process.before
         self.process.wait()
         assert self.written.rstrip("^C\r\n").endswith("\x1b[?25h\x1b[?1049l"), repr(self.written[-80:])
@@ -177,8 +183,8 @@ def test_sigterm_gives_the_terminal_back(top):
 def test_a_terminal_that_changes_its_size(top):
     shown = top(columns=120, lines=40)
     shown.shows("stock")
-    shown.process.setwinsize(12, 60)
-    limit = time.monotonic() + 10
+    shown.resize(12, 60)
+    limit = time.monotonic() + 60
     while len(screen := shown.shows("interlock top").splitlines()) > 12 or max(map(len, screen)) > 60:
         assert time.monotonic() < limit
         time.sleep(0.02)
@@ -189,7 +195,7 @@ def test_a_terminal_that_changes_its_size(top):
 def test_ctrl_z_suspends_it(server):
     """As typed in a shell that has jobs."""
     shell = pexpect.spawn(
-        "bash", ["--norc", "--noediting", "-i"], timeout=20, encoding="utf-8", dimensions=(24, 80),
+        "bash", ["--norc", "--noediting", "-i"], timeout=60, encoding="utf-8", dimensions=(24, 80),
         env={"PATH": f"{INTERLOCK.parent}:{os.environ['PATH']}", "INTERLOCK_URL": server.url, "PS1": "ready> ",
              "TERM": "xterm", "LANG": "C.UTF-8"},
     )  # fmt: skip
@@ -225,13 +231,13 @@ def test_without_colours(top):
 def plain(server, *words, **environment):
     return subprocess.run(
         [INTERLOCK, "top", *words], env={"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, **environment},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
 
 def once_it_says(word, server, *words):
     """As plain(), once this word is in the output: a deadlock is only shown some seconds after it began."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 60
     while word not in (done := plain(server, *words)).stdout:
         assert time.monotonic() < limit, done
     return done
@@ -287,7 +293,7 @@ def test_a_server_that_goes_away_and_comes_back(top):
         shown.press("s")
         shown.shows("sorted by oldest")
         own.restart()
-        limit = time.monotonic() + 30
+        limit = time.monotonic() + 60
         while "trying on" in shown.shows("interlock top"):
             assert time.monotonic() < limit
             time.sleep(0.05)
@@ -301,8 +307,8 @@ def test_it_quits_at_once_while_the_server_is_silent(top):
         shown.shows("0 held")
         own.pause()
         shown.shows("interlock top")
-        started = time.monotonic()
+        started = machine_time()
         shown.press("q")
         assert shown.ends() == 0
-        assert time.monotonic() - started < 5
+        assert machine_time() - started < 5
         own.resume()
