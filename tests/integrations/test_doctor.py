@@ -207,7 +207,8 @@ def test_the_doctor_names_both_lines_of_a_deadlock(doctor, monkeypatch):
     assert found[Level.DANGER].count("test_doctor.py:") == 4
 
 
-def test_missing_rights_show(doctor):
+def test_missing_rights_show(doctor, monkeypatch):
+    monkeypatch.setattr("interlock._client.waiting.HEARTBEAT_INTERVAL", 0.1)  # a poll may be as fast as a push
     with Server() as server, redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "mute", "on", ">secret", "~*", "resetchannels", "+@all", "-publish")
         url = server.url.replace("unix://", "unix://mute:secret@")

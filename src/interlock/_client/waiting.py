@@ -65,6 +65,7 @@ class Waiters:
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
         self.on_tick: Callable[[], None] | None = None  # is called with each round of heartbeats
         self.resubscribed: set[str] = set()  # channels whose waiters the worker of ends has not woken since
+        self.pushes = 0  # handovers of which a push has told a waiter
 
     def register(self, attempt: Attempt) -> None:
         """Make the attempt known, so that a push can wake this attempt from now on."""
@@ -140,6 +141,7 @@ class Waiters:
         The waiter confirms the handover: see Handovers.
         """
         if attempt := self.registered.get(token):
+            self.pushes += 1
             attempt.push = words
             self._wake([attempt])
 
