@@ -74,11 +74,36 @@ def line(text):
     return next(i for i, each in enumerate(Path(__file__).read_text().splitlines(), 1) if text in each)
 
 
+async def until_said(attempt):
+    """The error of an attempt with a timeout, once it speaks of a deadlock: on a slow machine reports take longer."""
+    for timeout in (1.5, 6.0, 20.0):
+        error = await attempt(timeout)
+        if error is not None and error.deadlock:
+            break
+    return error
+
+
+async def is_known(locks):
+    """Whether the reports of all callers together show a deadlock."""
+    return deadlocks.find(await locks.ls(), min_wait=0)
+
+
+async def end(locks, name, waits):
+    """End the deadlock in which these callers wait, by taking away one of its locks."""
+    await locks.lock(name).revoke("the test ends", force=True)
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
 async def test_two_callers_of_one_process(mode):
     locks = mode.interlock()
     a, b = locks.lock("a"), locks.lock("b")
-    one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [2.0, 7.0]))
-    assert other is None  # it got the lock that the first one gave back
+
+    async def attempt(timeout):
+        one, other = await asyncio.gather(*start(mode, [(a, b), (b, a)], [timeout, 50]))
+        assert other is None  # it got the lock that the first one gave back
+        return one
+
+    one = await until_said(attempt)
     assert isinstance(one, AcquireTimeout)
     caller, is_async = ("task", "async ") if mode.name == "asyncio" else ("thread", "")
     held = line(f"    {is_async}with first:")
@@ -96,14 +121,21 @@ async def test_two_callers_of_one_process(mode):
 async def test_a_ring_over_several_interlocks_and_one_that_waits_behind_it(mode):
     made = [mode.interlock() for _ in range(4)]
     pairs = [(made[i].lock(f"l{i}"), made[(i + 1) % 3].lock(f"l{(i + 1) % 3}")) for i in range(3)]
-    timeouts = [2.6, 6.0, 6.0]
-    ring = start(mode, pairs, timeouts)
-    await until(lambda: queued(made[1], 1, "l1"))
-    (behind,) = start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [2.0])
-    error = await behind
+    ring = start(mode, pairs, [50, 50, 50])
+    await until(lambda: is_known(made[3]))
+
+    async def wait_behind(timeout):
+        return await start(mode, [(made[3].lock("own"), made[3].lock("l1"))], [timeout])[0]
+
+    error = await until_said(wait_behind)
     assert " It waits behind a deadlock of 3 callers: " in str(error)
     assert len(error.deadlock) == 3
-    error = (await asyncio.gather(*ring))[0]
+    await end(made[3], "l1", ring)
+
+    async def wait_in_it(timeout):
+        return (await asyncio.gather(*start(mode, pairs, [timeout, 50, 50])))[0]
+
+    error = await until_said(wait_in_it)
     assert " A deadlock of 3 callers: this " in str(error)
     assert [re.findall(r"lock '(l\d)'", each) for each in error.deadlock] == [["l0", "l1"], ["l1", "l2"], ["l2", "l0"]]
 
@@ -121,52 +153,68 @@ async def test_holders_that_wait_for_one_that_goes_on_are_in_no_deadlock(mode):
     assert await second is None
 
 
-async def two_processes(mode, process, timeout):
+async def two_processes(mode, process, timeout, ours="ours", theirs="theirs"):
     """A process that holds `theirs` and waits for `ours`. Returns the wait of a caller that does the opposite."""
     locks = mode.interlock()
-    await process.do("acquire", "theirs", {}, 5)
-    (ours,) = start(mode, [(locks.lock("ours"), locks.lock("theirs"))], [timeout])
-    await until(lambda: queued(locks, 1, "theirs"))
-    await process.say("acquire", "ours", {}, 30)
+    await process.do("acquire", theirs, {}, 5)
+    (waiting,) = start(mode, [(locks.lock(ours), locks.lock(theirs))], [timeout])
+    await until(lambda: waiting.done() or queued(locks, 1, theirs))
+    await process.say("acquire", ours, {}, 60)
 
     async def said():
-        return any(each.waiters for each in await locks.ls("ours"))
+        return waiting.done() or any(each.waiters for each in await locks.ls(ours))
 
     await until(said)
-    return ours
+    return waiting
 
 
 async def test_callers_of_two_processes(mode):
-    async with processes(mode, 1) as started:
-        error = await (await two_processes(mode, started[0], 3.5))
-        assert isinstance(error, AcquireTimeout)
-        pid = started[0].process.pid
-        assert re.search(
-            r" Probably a deadlock of 2 callers: this \w+ holds lock 'ours' since \S+test_deadlocks\.py:\d+ and waits "
-            rf"for lock 'theirs' at \S+; \S+/{pid}/\S+ holds lock 'theirs' since (\S+lock_client\.py:\d+) and "
-            r"waits for lock 'ours' at \1",
-            str(error),
-        )
+    pid = None
+
+    async def attempt(timeout):
+        nonlocal pid
+        async with processes(mode, 1) as started:
+            pid = started[0].process.pid
+            error = await (await two_processes(mode, started[0], timeout + 2))  # it reports every two seconds
+            await started[0].end()  # which releases what it holds
+            return error
+
+    error = await until_said(attempt)
+    assert isinstance(error, AcquireTimeout)
+    assert re.search(
+        r" Probably a deadlock of 2 callers: this \w+ holds lock 'ours' since \S+test_deadlocks\.py:\d+ and waits "
+        rf"for lock 'theirs' at \S+; \S+/{pid}/\S+ holds lock 'theirs' since (\S+lock_client\.py:\d+) and "
+        r"waits for lock 'ours' at \1",
+        str(error),
+    )
 
 
 @pytest.mark.asyncio_only  # what others say is read in one way
 async def test_a_dead_process_is_in_no_deadlock(mode, monkeypatch):
     monkeypatch.setattr(deadlocks, "LATE", 0.5)
-    async with processes(mode, 1) as started:
-        ours = await two_processes(mode, started[0], 3.5)
-        await started[0].end(signal.SIGKILL)
-        error = await ours
-        assert isinstance(error, AcquireTimeout)
-        assert error.deadlock == ()
-        assert "lock_client.py" in error.place
+    for timeout in (3.5, 12.0, 30.0):  # on a slow machine it dies too late
+        async with processes(mode, 1) as started:
+            ours = await two_processes(mode, started[0], timeout, "ours", f"theirs {timeout}")
+            await started[0].end(signal.SIGKILL)
+            error = await ours
+            assert isinstance(error, AcquireTimeout)
+            if not error.deadlock:
+                break
+    assert error.deadlock == ()
+    assert "lock_client.py" in error.place
 
 
 async def test_an_rwlock_whose_reader_waits_for_the_writer(mode):
     locks = mode.interlock()
     data, b = locks.rwlock("data"), locks.lock("b")
     reader = await locks.rwlock("data").read().acquire()  # one that would give it back, and is named as a holder
-    one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [6.0, 2.0]))
-    assert one is None
+
+    async def attempt(timeout):
+        one, other = await asyncio.gather(*start(mode, [(data.read(), b), (b, data.write())], [50, timeout]))
+        assert one is None
+        return other
+
+    other = await until_said(attempt)
     assert "rwlock 'data'" in other.deadlock[0]
     assert len(other.deadlock) == 2
     await reader.release()
@@ -177,9 +225,9 @@ async def test_the_log_says_so_while_they_wait(mode, monkeypatch, caplog):
     caplog.set_level(logging.INFO, "interlock")
     locks = mode.interlock()
     a, b = locks.lock("a"), locks.lock("b")
-    waits = start(mode, [(a, b), (b, a)], [3.0, 8.0])
+    waits = start(mode, [(a, b), (b, a)], [50, 50])
     await until(lambda: "A deadlock of 2 callers: " in caplog.text)
-    await asyncio.gather(*waits)
+    await end(locks, "b", waits)
 
 
 async def test_without_entries_nobody_speaks_of_a_deadlock(mode):
@@ -189,8 +237,9 @@ async def test_without_entries_nobody_speaks_of_a_deadlock(mode):
     assert one.deadlock == ()
 
 
-async def test_of_many_callers_few_read_the_entries(mode):
+async def test_of_many_callers_few_read_the_entries(mode, monkeypatch):
     """All of a crowd behind a deadlock time out at once."""
+    monkeypatch.setattr(deadlock_search, "REPORT_INTERVAL", 30)  # whatever "at once" is on a slow machine
     locks = mode.interlock()
     search = mode.session(locks).core.deadlocks
     reads = []
@@ -202,13 +251,14 @@ async def test_of_many_callers_few_read_the_entries(mode):
 
     search.registry.some_entries = counted
     a, b = locks.lock("a"), locks.lock("b")
-    pair = start(mode, [(a, b), (b, a)], [3.0, 9.0])
-    await until(lambda: queued(locks, 1, "a"))
-    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.8] * 20)
+    pair = start(mode, [(a, b), (b, a)], [50, 50])
+    others = mode.interlock()
+    await until(lambda: is_known(others))
+    crowd = start(mode, [(locks.lock(f"own {i}"), a) for i in range(20)], [1.0] * 20)
     errors = await asyncio.gather(*crowd)
     assert len(reads) < 15
     assert any("behind a deadlock" in str(error) for error in errors)
-    await asyncio.gather(*pair)
+    await end(locks, "b", pair)
 
 
 @pytest.mark.asyncio_only  # a search holds up all tasks of a loop

@@ -39,5 +39,9 @@ _clock = functools.cache(_Clock)
 
 def machine_time() -> float:
     """Seconds since some moment, without those in which this machine stood still. Of use for differences alone."""
-    clock, now = _clock(), time.monotonic()
-    return now - clock.lost_until(now)
+    return time.monotonic() - stood_still()
+
+
+def stood_still() -> float:
+    """For how many seconds this machine has stood still since somebody first asked."""
+    return _clock().lost_until(time.monotonic())

@@ -15,7 +15,7 @@ import pexpect
 import pytest
 import redis
 
-from harness.clock import machine_time
+from harness.clock import machine_time, stood_still
 from harness.modes import wait_until as until
 from interlock import Interlock
 from interlock.cli import app
@@ -211,20 +211,25 @@ def test_a_signal_to_one_that_waits_ends_it_and_leaves_nothing(run, locks):
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stopped(run, server, how):
     """The command writes the time as long as it works. On a busy machine this test may hear late of its end."""
-    process = run("--ttl", "2", "a", "-c", STUBBORN.replace("sleep", "date +%s.%N; sleep"))
-    pid = int(process.stdout.readline())
-    process.send_signal(getattr(signal, how))
-    lease_ends = 0.0
-    with redis.Redis.from_url(server.url) as client:
-        while lives(pid):
-            lease_ends = max(lease_ends, client.pexpiretime("lock:a") / 1000)
-            time.sleep(0.002)  # a test that takes all of a processor keeps it from the supervisor
-    process.send_signal(signal.SIGCONT)
-    code, written, _ = ended(process)
-    lines = written.split()
-    lines.remove("TERM")
-    assert float(lines[-1]) < lease_ends
-    assert how == "SIGKILL" or code == 76
+    for ttl in ("2", "8", "24"):
+        before = stood_still()
+        process = run("--ttl", ttl, "a", "-c", STUBBORN.replace("sleep", "date +%s.%N; sleep"))
+        pid = int(process.stdout.readline())
+        process.send_signal(getattr(signal, how))
+        lease_ends = 0.0
+        with redis.Redis.from_url(server.url) as client:
+            while lives(pid):
+                lease_ends = max(lease_ends, client.pexpiretime("lock:a") / 1000)
+                time.sleep(0.002)  # a test that takes all of a processor keeps it from the supervisor
+        process.send_signal(signal.SIGCONT)
+        code, written, _ = ended(process)
+        assert how == "SIGKILL" or code == 76
+        times = [float(line) for line in written.split() if line != "TERM"]
+        if "TERM" in written and times[-1] < lease_ends:
+            return
+        # The supervisor kills 0.125 s before the end of a lease of 2 s, if it runs then.
+        assert stood_still() - before > 0.1, (times[-1], lease_ends, written)
+    pytest.fail("no supervisor has ended its command in time")
 
 
 def test_the_command_ends_with_its_group_before_the_lease_though_the_server_is_silent(run, server):
