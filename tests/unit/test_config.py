@@ -364,7 +364,7 @@ async def test_a_server_that_may_evict_locks_is_logged(mode, server, clean, capl
     assert "noeviction" in warning
 
 
-@pytest.mark.runs_on("each server in both modes")
+@pytest.mark.runs_on("each server", full="each server in both modes")
 @rule(3)
 @pytest.mark.parametrize("missing", ["-publish", "-subscribe", "resetchannels", "-pubsub", "-info"])
 async def test_without_the_right_to_subscribe_waiters_poll_and_a_warning_is_logged(
