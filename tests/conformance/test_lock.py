@@ -16,10 +16,9 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockEr
 from interlock._protocol.run import run
 
 rule = pytest.mark.rule
-ALL = "every combination"
-pytestmark = pytest.mark.runs_on("each server and way", full=ALL, quorum=True)
+pytestmark = pytest.mark.runs_on("each server and way", full="every combination", quorum=True)
 # Of a test that waits for the time of a server: by which way the client reaches it makes no difference.
-of_the_server = pytest.mark.runs_on("each server", full=ALL)
+of_the_server = pytest.mark.runs_on("each server", full="every combination")
 
 
 async def held_by(lock, lease) -> bool:
