@@ -385,7 +385,7 @@ async def test_work_that_resigns_itself_goes_on_and_run_returns_its_value(mode):
 @pytest.mark.runs_on("valkey-9.1")
 async def test_run_campaigns_through_an_outage(mode, proxy, caplog):
     locks = mode.interlock(proxy.url)
-    leading = Leading(mode, locks, ttl=0.6)
+    leading = Leading(mode, locks, ttl=2.4)
     await until(lambda: leading.leases)
     core, tries = mode.session(locks).core, []
     core.server.retry_for = 0.1  # seconds after which a call says Unavailable

@@ -70,12 +70,20 @@ async def test_fences_grow_for_each_name(mode):
 async def test_a_multi_lock_renews_the_locks_that_it_has_while_it_waits_for_a_busy_one(mode):
     locks, others = mode.interlock(), mode.interlock()
     held = await others.lock("b").acquire()
-    together = locks.multi(locks.lock("a", ttl=1), locks.lock("b"))
+    together = locks.multi(locks.lock("a", ttl=3), locks.lock("b"))
     task = asyncio.ensure_future(together.acquire(timeout=30))
     await until(lambda: queued(others, 1, "b"))
     before = await others.lock("a").inspect()
     assert before.held
-    await asyncio.sleep(1.2)  # longer than its ttl: it is renewed
+
+    async def is_old():
+        return (await others.lock("a").inspect()).remaining < 2.5
+
+    async def is_renewed():
+        return not await is_old()
+
+    await until(is_old)
+    await until(is_renewed)
     assert (await others.lock("a").inspect()).holder == before.holder
     await held.release()
     lease = await task

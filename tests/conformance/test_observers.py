@@ -244,17 +244,18 @@ async def test_each_loss_has_a_reason_of_a_closed_set(mode, clean, recorder):
 
     async def acquired(**options):
         lease = await locks.lock("a", **options).acquire()
-        assert recorder.take() == ["a begins", "a acquired"]
+        assert recorder.events[:2] == ["a begins", "a acquired"]
+        del recorder.events[:2]  # on a slow machine it may be lost already
         return lease
 
     lease = await acquired(ttl=0.3, renew=False)
     await loses(lease, "expired")
-    lease = await acquired(ttl=1, max_hold=0.3)
+    lease = await acquired(ttl=3, max_hold=0.3)
     await loses(lease, "max_hold")
     lease = await acquired()
     await mode.interlock().lock("a").revoke("its max_hold is over")
     await loses(lease, "revoked")
-    lease = await acquired(ttl=0.6)
+    lease = await acquired(ttl=3)
     clean.delete("lock:a")
     await loses(lease, "gone")
     lease = await acquired()
@@ -293,9 +294,9 @@ async def test_a_close_ends_what_is_held(mode, clean, recorder):
 
 
 async def test_a_renewal_reports_the_time_that_was_left(mode, clean, recorder):
-    lease = await mode.interlock().lock("a", ttl=0.9).acquire()
+    lease = await mode.interlock().lock("a", ttl=3).acquire()
     await until(lambda: len(recorder.slacks) >= 2)
-    assert all(0 < slack < 0.9 for slack in recorder.slacks)
+    assert all(0 < slack < 3 for slack in recorder.slacks)
     await lease.release()
 
 
@@ -303,7 +304,7 @@ async def test_a_renewal_reports_the_time_that_was_left(mode, clean, recorder):
 @pytest.mark.parametrize("silent", [False, True], ids=["failed", "late"])
 async def test_a_lease_in_jeopardy_is_reported_and_logged_once(mode, clean, recorder, caplog, silent):
     locks = mode.interlock()
-    lease = await locks.lock("a", ttl=1.5).acquire()
+    lease = await locks.lock("a", ttl=4.5).acquire()
     recorder.take()
     session = mode.session(locks)
     is_over = False
@@ -316,12 +317,12 @@ async def test_a_lease_in_jeopardy_is_reported_and_logged_once(mode, clean, reco
     session.server.call_many = call_many
     try:
         await until(lambda: recorder.events)
-        await until(lambda: lease.remaining() < 0.6)
+        await until(lambda: lease.remaining() < 2)
     finally:
         is_over = True
         del session.server.call_many
     assert recorder.take() == ["a in jeopardy"]
-    await until(lambda: lease.remaining() > 0.9)
+    await until(lambda: lease.remaining() > 3)
     (record,) = [each for each in caplog.records if "jeopardy" in each.message]
     assert (record.levelno, record.lock, record.fence) == (logging.WARNING, "a", lease.fence)
     assert ("its renewal is late" if silent else "a renewal failed") in record.message

@@ -67,7 +67,7 @@ async def test_a_waiting_writer_stops_new_readers_and_neighbouring_readers_enter
 @rule(3, 6)
 async def test_the_share_of_a_dead_reader_ends_alone(mode, clean):
     locks = mode.interlock()
-    alive = await locks.rwlock("a", ttl=1.2).read().acquire()
+    alive = await locks.rwlock("a", ttl=4).read().acquire()
     async with processes(mode, 1) as (dying,):
         await dying.do("reader", "a", {"ttl": 1.2}, 5)
         assert (await locks.rwlock("a").read().inspect()).holding == 2

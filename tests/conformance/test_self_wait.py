@@ -559,7 +559,7 @@ def test_a_caller_without_a_line_of_python_acquires(server, clean, caplog):
 async def test_a_lease_that_is_dropped_is_logged_with_the_line_of_its_acquire(locks, tools):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
-        await locks.lock("a", ttl=1).acquire()
+        await locks.lock("a", ttl=3).acquire()
         dropped = line() - 1
         gc.collect()
         await tools.until(lambda: "dropped without release" in tools.caplog.text)

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 async def test_leases_are_renewed_after_a_program_cancelled_all_tasks_of_the_loop(server, clean):
     """The usual recipe of a graceful shutdown cancels the background tasks of interlock, too."""
     async with interlock.aio.Interlock(server.url) as locks:
-        first = await locks.lock("a", ttl=0.9).acquire()
+        first = await locks.lock("a", ttl=3).acquire()
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0)
-        second = await locks.lock("b", ttl=0.9).acquire()
+        second = await locks.lock("b", ttl=3).acquire()
         deadlines = [lease._grant.deadline for lease in (first, second)]
         await until(lambda: all(x._grant.deadline > y for x, y in zip((first, second), deadlines, strict=True)))
         waiting = asyncio.ensure_future(locks.lock("b").acquire())

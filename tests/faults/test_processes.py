@@ -157,8 +157,8 @@ async def test_a_holder_that_was_stopped_for_less_than_its_ttl_goes_on(mode):
         assert await holder.do("release", "a") is True
 
 
-async def _remaining(locks, least: float) -> bool:
-    return ((await locks.lock("a").inspect()).remaining or 0) > least
+async def _remaining(locks, least: float, most: float = 60.0) -> bool:
+    return least < ((await locks.lock("a").inspect()).remaining or 0) <= most
 
 
 @rule(3)
@@ -181,12 +181,12 @@ async def test_a_waiter_that_was_stopped_gets_the_lock_later(mode):
 async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(mode):
     locks = mode.interlock()
     async with processes(mode, 1) as (parent,):
-        await parent.do("acquire", "a", {"ttl": 1.2}, 5)
+        await parent.do("acquire", "a", {"ttl": 4}, 5)
         child = await parent.do("fork", "a")
         assert child == {"state": "lost", "ensure": "LeaseLost", "release": False, "busy": True, "own": True}
         # The parent goes on: held, renewed, released.
-        renewed = time.monotonic()
-        await until(lambda: time.monotonic() - renewed > 1.5)
+        await until(lambda: _remaining(locks, 0, 3.2))
+        await until(lambda: _remaining(locks, 3.2))
         assert await parent.do("ensure", "a") is None
         assert await locks.lock("a").try_acquire() is None
         assert await parent.do("release", "a") is True
@@ -378,9 +378,8 @@ async def test_a_thread_keeps_its_lease_after_sigterm_until_its_work_has_ended(s
     try:
         assert await process.stdout.readline() == b"held\n"
         process.terminate()
-        for _ in range(2):
-            left = clean.pttl("lock:a")
-            await until(lambda left=left: clean.pttl("lock:a") > left)  # it is renewed
+        await until(lambda: clean.pttl("lock:a") < 2500)
+        await until(lambda: clean.pttl("lock:a") > 2500)  # it is renewed
         await process.communicate(b"\n")
         assert process.returncode == 0
         assert not clean.exists("lock:a")

@@ -521,7 +521,7 @@ async def test_an_attempt_whose_release_is_unconfirmed_goes_on_under_another_tok
         return reply
 
     server._acquire = split_at_first
-    lease = await locks.lock("a", ttl=1.2).acquire()
+    lease = await locks.lock("a", ttl=3.6).acquire()
     assert lease.token == tokens[-1] != tokens[0]
     before = lease._grant.deadline
     await until(lambda: lease._grant.deadline > before)
