@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from harness.modes import wait_until
 from interlock import AcquireTimeout, Interlock
 from interlock.cli import app, show
 from interlock.embedded import Server
@@ -73,15 +74,15 @@ def scene(tmp_path):
         for process in transfers:
             process.stdin.write("\n")
             process.stdin.flush()
-        deadline = time.monotonic() + 20
         said = {("nightly", 0), ("stock:42", 1), ("account:1", 1), ("account:2", 1)}
-        while True:
+
+        def is_known():
             things = before.ls()
             # A deadlock counts once the reports show that all of it was true at one moment.
-            if {(each.name, len(each.waiters)) for each in things} == said and deadlocks.find(things, min_wait=0):
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+            is_said = {(each.name, len(each.waiters)) for each in things} == said
+            return is_said and deadlocks.find(things, min_wait=0)
+
+        wait_until(is_known, within=60)
         stopped.send_signal(signal.SIGSTOP)
         yield server.url
 
