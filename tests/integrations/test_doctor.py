@@ -14,10 +14,11 @@ import redis
 
 from harness.modes import wait_until
 from harness.topology import Sentinels
-from interlock import Interlock, LockError
+from interlock import AcquireTimeout, Interlock, LockError
 from interlock.cli import app
 from interlock.cli.doctor.checks import Level, findings, of_callers
 from interlock.cli.doctor.facts import Facts, ServerFacts
+from interlock.cli.doctor.trial import _not_acquired
 from interlock.embedded import Server
 from interlock.primitives.deadlocks import find
 from interlock.primitives.registry import Listed, Party
@@ -134,6 +135,7 @@ def a_ring(**more):
         ([Listed("lock", "a", "lock:", (said("A"),), (said("A"),))], Level.DANGER, ["a caller waits for itself"]),
         ([Listed("lock", name, "lock:", (said("A", ago=21),), ()) for name in "ab"], Level.WARNING,
          ["web/7 holds lock 'a' since A.py:1 and 1 more, and has said nothing for 21 s", "interlock show a"]),
+        ([Listed("lock", "a; b", "lock:", (said("A", ago=21),), ())], Level.WARNING, ["interlock show 'a; b' says"]),
     ],
 )  # fmt: skip
 def test_callers_that_are_stuck_and_processes_that_are_silent_have_findings(things, level, says):
@@ -276,7 +278,7 @@ def test_one_cause_is_one_finding_and_the_log_stays_silent(doctor, capsys):
     assert not capsys.readouterr().err
 
 
-def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool):
+def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool, monkeypatch):
     with Sentinels(replicas=1) as group:
         status, found = doctor("--url", group.url)
         assert status == 1 and "min-replicas-to-write 1" in found[Level.DANGER]
@@ -285,6 +287,19 @@ def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool):
     with Server() as a, Server() as b, Server() as c:
         status, found = doctor(*(word for each in (a, b, c) for word in ("--url", each.url)))
         assert (status, "3 of its servers run on this machine" in found[Level.WARNING]) == (0, True), found
+        # Two young servers of three: nobody knows what the third one has granted.
+        monkeypatch.setattr("interlock.cli.doctor.trial.TIMEOUT", 0.5)
+        status, found = doctor("--url", a.url, "--url", b.url, "--url", "unix:///no-such-socket")
+        assert status == 1 and "does not answer" in found[Level.DANGER]
+        assert "cannot be acquired" in found[Level.WARNING] + found[Level.DANGER]
+
+
+def test_a_quarantine_is_a_wait():
+    error = AcquireTimeout("lock 'a' is in quarantine for 40 s more, since. Wait; or .revoke()")
+    error.quarantined = True
+    found = _not_acquired(error)
+    assert found.level is Level.WARNING
+    assert found.text == "cannot be acquired yet: lock 'a' is in quarantine for 40 s more, since"
 
 
 def test_what_people_read_names_the_server_and_the_way_out(monkeypatch, capsys):

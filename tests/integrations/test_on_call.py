@@ -22,6 +22,7 @@ from interlock import Interlock, LeaseLost, Unavailable
 from interlock._client import core
 from interlock.cli import app, revoke, wait
 from interlock.cli.lookup import glance
+from interlock.cli.output import console, print_table
 from interlock.cli.wait import Place, Progress
 from interlock.compat.redis_py import Lock as RedisPyLock
 from interlock.embedded import Server
@@ -314,7 +315,7 @@ def test_wait_ends_when_the_lock_is_free_and_acquires_nothing(locks, interlock, 
     assert not locks.lock("a").inspect().held
 
 
-def test_words_of_others_do_not_flood_the_terminal(client, locks, interlock):
+def test_words_of_others_do_not_flood_the_terminal(client, interlock, capsys):
     client.set("lock:big", "A" * 100_000)
     client.set("lock:empty", "")
     client.rpush("lock:list", "x")
@@ -327,10 +328,14 @@ def test_words_of_others_do_not_flood_the_terminal(client, locks, interlock):
         known = f"{name}: the key 'lock:{name}' is data of something else: interlock can't say who holds it\n"
         assert interlock("show", name)[:2] == (1, known)
         assert interlock("revoke", name, "--reason", "r", "--force")[0] == 1
-    with locks.lock("n" * 500).acquire(), locks.lock("short").acquire():
-        until(lambda: len(json.loads(interlock("ls", "--json")[1])) == 2)
-        lines = interlock("ls")[1].splitlines()
-    assert [len(line) < 200 for line in lines] == [True, False, True]
+    print_table(console(), ["NAME", "KIND"], [["n" * 500, "lock"], ["short", "lock"]])
+    assert [len(line) for line in capsys.readouterr().out.splitlines()] == [11, 506, 11]
+
+
+def test_the_last_run_of_a_once_has_times_for_people(locks, interlock):
+    locks.once("o", at_most=60, at_least=60).run(lambda _: None)
+    written = interlock("show", "o")[1]
+    assert re.search(r"last run +by billing@\S+, from [-\d]+ [:\d]+ \S+ to [-\d]+ [:\d]+ \S+\n", written)
 
 
 def test_a_holder_of_no_text_is_every_holder_and_refused(locks, interlock):

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from interlock._client.revocation import audit as audited
 from interlock._protocol.run import run
-from interlock.cli.options import AsJson, Urls, connect
+from interlock.cli.options import TIME, AsJson, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe
 
 __all__ = ["app"]
@@ -46,11 +46,7 @@ def audit(
         print("nobody has revoked anything" + (f" named {safe(name)}" if name is not None else ""))
     for each in found:
         at = each.at.astimezone()
-        out.print(
-            Text.assemble(
-                (f"{at:%Y-%m-%d %H:%M:%S %Z}", "dim"), "  ", (safe(each.name), "bold"), f"  {safe(each.kind)}"
-            )
-        )
+        out.print(Text.assemble((f"{at:{TIME}}", "dim"), "  ", (safe(each.name), "bold"), f"  {safe(each.kind)}"))
         whom = ", ".join(each.holders) or ("those who waited" if each.kind in {"latch", "barrier"} else "nobody")
         more = f", and {each.holding - len(each.holders)} more" if each.holding > len(each.holders) else ""
         print_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias
 
 import typer
 
@@ -13,7 +13,9 @@ from interlock.threads import Interlock
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AsJson", "Name", "OnlyPrefix", "Pattern", "Prefix", "Urls", "connect", "require_url"]
+__all__ = ["TIME", "AsJson", "Name", "OnlyPrefix", "Pattern", "Prefix", "Urls", "connect", "require_url"]
+
+TIME: Final = "%Y-%m-%d %H:%M:%S %Z"  # for people, of this machine's time zone
 
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="The name, without the prefix.")]
 

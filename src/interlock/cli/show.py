@@ -10,7 +10,7 @@ from rich.text import Text
 
 from interlock.cli.exit_status import NOTHING_THERE
 from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
-from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
+from interlock.cli.options import TIME, AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe, shortened, span
 from interlock.primitives.kind import OTHER
 from interlock.primitives.registry import SILENT_AFTER
@@ -115,19 +115,25 @@ def _of_kind(view: View) -> list[tuple[str, Text | str]]:
     if view.parties is not None:
         rows.append(("arrived", f"{view.waiting} of {view.parties} parties"))
     if view.last_run is not None:
-        rows.append(
-            ("last run", f"by {view.last_run['by']}, from {view.last_run['started']} to {view.last_run['ended']}")
-        )
+        rows.append(("last run", _of_run(view.last_run)))
     if view.next_run is not None:
         rows.append(("next run", f"in {span(view.next_run)} at the earliest"))
     return rows
+
+
+def _of_run(last: dict[str, str | None]) -> str:
+    began, ended = (
+        f"{dt.datetime.fromisoformat(at).astimezone():{TIME}}" if at else "" for at in (last["started"], last["ended"])
+    )
+    began, ended = began or "a time that is not known", f"to {ended}" if ended else "on, with no end that is known"
+    return f"by {last['by'] or 'somebody'}, from {began} {ended}"
 
 
 def _of_holder(holder: Holder) -> list[tuple[str, Text | str]]:
     rows = list[tuple[str, Text | str]]()
     if holder.since is not None:
         since = dt.datetime.now(dt.UTC).astimezone() - dt.timedelta(seconds=holder.since)
-        rows.append(("since", f"{since:%Y-%m-%d %H:%M:%S %Z} (by this machine's clock)"))
+        rows.append(("since", f"{since:{TIME}} (by this machine's clock)"))
     rows.append(("lease", _lease(holder)))
     if holder.fence:
         rows.append(("fence", str(holder.fence)))

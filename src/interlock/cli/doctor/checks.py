@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -229,7 +230,8 @@ def of_callers(things: Sequence[Listed]) -> Iterator[Finding]:
             process,
             f"holds {thing.kind} {thing.name!r} since {party.place}{more}, and has said nothing for "
             f"{party.reported_ago:.0f} s: it is dead, stopped or cut off",
-            f"Look at that process. If it is dead, its leases end by themselves: interlock show {thing.name} says when",
+            "Look at that process. If it is dead, its leases end by themselves: "
+            f"interlock show {shlex.quote(thing.name)} says when",
         )
 
 

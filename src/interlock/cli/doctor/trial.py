@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
-from interlock.errors import LockError, Unavailable
+from interlock.errors import AcquireTimeout, LockError, Unavailable
 
 from .checks import Finding, Level, of_callers
 
@@ -39,6 +39,9 @@ def try_it(locks: Interlock, *, denied: bool) -> list[Finding]:
 
 
 def _not_acquired(error: LockError) -> Finding:
+    if isinstance(error, AcquireTimeout) and error.quarantined:
+        text, _, _ = str(error).partition(". Wait;")  # what follows is for somebody who writes a program
+        return Finding(Level.WARNING, "a lock", f"cannot be acquired yet: {text}", "Wait so long")
     return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
 
 

@@ -15,7 +15,7 @@ from interlock._api.options import DEFAULT_TTL
 from interlock._protocol.names import MIN_TTL, duration
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
-from interlock.cli.options import require_url
+from interlock.cli.options import TIME, require_url
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
 from interlock.threads import Interlock
@@ -199,6 +199,15 @@ def _run(lockable: Any, timeout: float | None, runner: Runner, ttl: float, tell:
             lease.release()
 
 
+def _why_skipped(skipped: Skipped) -> str:
+    if skipped.started is None:
+        return f"{skipped.name!r} is in quarantine" if skipped.quarantined else f"{skipped.name!r} runs elsewhere"
+    started, ended = (f"{at.astimezone():{TIME}}" if at else "" for at in (skipped.started, skipped.ended))
+    return f"{skipped.by or 'somebody'} " + (
+        f"ran it from {started} to {ended}" if ended else f"runs it since {started}"
+    )
+
+
 class _Failed(Exception):  # noqa: N818 (a state of the run)
     """The command of a --once has failed, so it has not run for its key."""
 
@@ -217,7 +226,7 @@ def _run_once(locks: Interlock, choice: Choice, runner: Runner, tell: Any) -> in
     try:
         ran = once.run(work)
         if isinstance(ran, Skipped):
-            tell(f"skipped: {ran}")
+            tell(f"skipped: {_why_skipped(ran)}")
     except (_Failed, LeaseLost):
         return status
     return status
