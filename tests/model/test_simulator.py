@@ -91,15 +91,14 @@ def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
 @pytest.mark.rule(7)
 @pytest.mark.parametrize("subject", SUBJECTS)
 @pytest.mark.parametrize("profile", RELAXED)
-@pytest.mark.parametrize("first", shares(5, 5, 10))
-def test_what_holds_without_the_server_s_promise(profile, subject, first):
+def test_what_holds_without_the_server_s_promise(profile, subject):
     counts = Counter()
-    for seed in range(first, first + 5):
+    for seed in range(10):
         report = simulate(seed, profile, subject=subject)
         again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
         assert not report.violations, f"{again}: {report.violations[:3]}"
         counts += report.counts
-    assert counts["flush all"] + counts["clock step"] > 5
+    assert counts["flush all"] + counts["clock step"] > 10
 
 
 @pytest.mark.rule(1, 2, 7)
