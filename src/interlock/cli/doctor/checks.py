@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from interlock._connect.server_check import OLDEST_VERSION, parse_version
+from interlock._quarantine.identity import NO_REPLID
 from interlock.primitives.deadlocks import WAY_OUT, find
 
 if TYPE_CHECKING:
@@ -160,10 +161,12 @@ def _of_memory(server: ServerFacts) -> Iterator[Finding]:
 def _of_persistence(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
     uptime = float(server.info.get("uptime_in_seconds", "inf") or 0)
     if uptime < max_ttl:
+        # A server does not say when it was promoted: the quarantine begins then.
+        at_least = "at least " if server.info.get("master_replid2", NO_REPLID) != NO_REPLID else ""
         yield Finding(
             Level.NOTE,
             server.url,
-            f"started {uptime:.0f} s ago: for {max_ttl - uptime:.0f} s more it grants nothing for "
+            f"started {uptime:.0f} s ago: for {at_least}{max_ttl - uptime:.0f} s more it grants nothing for "
             "names that were in use before (quarantine)",
         )
     if (
