@@ -284,6 +284,19 @@ async def test_a_with_whose_lease_was_gone_has_lost_it_with_and_without_confirma
     assert recorder.take() == [*ONE, "a lost: gone"]
 
 
+async def test_the_hold_of_a_lease_that_was_lost_before_its_report_ends(mode, clean, recorder, monkeypatch):
+    """The process was stopped behind the grant, say, and the worker of ends was the first to go on."""
+
+    def loses(core, *args, lease_from_grant=Core.lease_from_grant):
+        lease = lease_from_grant(core, *args)
+        core.renewal.lose(lease._grant, "its ttl passed")
+        return lease
+
+    monkeypatch.setattr(Core, "lease_from_grant", loses)
+    await mode.keep(mode.interlock().lock("a").acquire())
+    assert recorder.take() == ["a begins", "a lost: expired", "a acquired", "a released"]
+
+
 async def test_a_close_ends_what_is_held(mode, clean, recorder):
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()

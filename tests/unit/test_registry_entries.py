@@ -14,7 +14,7 @@ from interlock.primitives.registry import (
     ReadCall,
     ReadReply,
     encode_entry,
-    listed,
+    group_by_name,
     merge_read,
     parse_entry,
     party_of,
@@ -27,7 +27,7 @@ PROCESS = Process("", "h", 1)
 def test_the_silence_of_a_process_is_seen_in_its_entry():
     entry = encode_entry("1", [Item("lock", "a", "", f"w@h/1/t/{0:032x}", 7, "x.py:1", 2.0, "", "")], [])
     for later, silent in ((5.0, False), (20.0, True)):
-        (found,) = listed([parse_entry(Process("w", "h", 1), f"1000 {entry}".encode(), 1000 + later * 1000)])
+        (found,) = group_by_name([parse_entry(Process("w", "h", 1), f"1000 {entry}".encode(), 1000 + later * 1000)])
         (holder,) = found.holders
         assert (holder.seconds, holder.reported_ago, holder.is_silent) == (2.0 + later, later, silent)
         assert (holder.label, holder.host, holder.pid, holder.caller) == ("w", "h", 1, "t")
@@ -108,7 +108,7 @@ def test_an_entry_is_never_large_and_keeps_the_oldest():
     items = [Item("lock", f"{i:02}" + "x" * 510, "lock:", "h/1/t/r", 7, "y" * 200, 99.0 - i, "", "") for i in range(50)]
     entry = encode_entry("1", items, items)
     assert 10_000 < len(entry) <= MAX_ENTRY
-    found = listed([parse_entry(PROCESS, f"1000 {entry}".encode(), 1000)])
+    found = group_by_name([parse_entry(PROCESS, f"1000 {entry}".encode(), 1000)])
     assert [each.name for each in found] == [item.name for item in items[: len(found)]]
     huge = encode_entry("1", [items[0]._replace(place="z" * 100_000)], [])
     assert parse_entry(PROCESS, f"1000 {huge}".encode(), 1000).holds == []

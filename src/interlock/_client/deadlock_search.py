@@ -19,7 +19,7 @@ from interlock._client.self_wait import kind_of_caller
 from interlock._protocol.timing import FOREVER
 from interlock.primitives.deadlocks import WAY_OUT, ThingName, find
 from interlock.primitives.permits import PermitArgs
-from interlock.primitives.registry import Entry, listed, party_of
+from interlock.primitives.registry import Entry, group_by_name, party_of
 
 if TYPE_CHECKING:
     from interlock._client.answers import Answer
@@ -87,7 +87,7 @@ class DeadlockSearch:
 
     async def _read(self, until: float) -> Snapshot:
         entries = await self.registry.some_entries(MAX_SEARCHED, until) or []
-        return Snapshot(entries, find(listed(entries), 0.0))
+        return Snapshot(entries, find(group_by_name(entries), 0.0))
 
     def _held_by_caller(self, attempt: Attempt) -> list[Grant]:
         """The leases that the caller of this attempt has acquired in this process."""
@@ -112,7 +112,7 @@ class DeadlockSearch:
         own = [(item, party_of(process, item, ago)) for item in holds]
         self._rest_until = FOREVER
         try:
-            return find(listed([*others, Entry(own, [(wait, party_of(process, wait, ago))])]), 0.0)
+            return find(group_by_name([*others, Entry(own, [(wait, party_of(process, wait, ago))])]), 0.0)
         finally:
             ended = self.runtime.now()
             self._rest_until = ended + REST * (ended - now)

@@ -149,6 +149,8 @@ def report_acquired(grant: Grant, now: float) -> None:
         observation.held_since.append(now)
         waited = now - observation.began
         _tell(lambda observer: observer.acquired(grant, waited))
+        if grant.end_reason is not None:  # it may have ended before, when nobody knew of a hold
+            report_released(grant, now)
 
 
 def report_not_acquired(attempt: Attempt, error: BaseException, now: float) -> None:

@@ -44,7 +44,7 @@ from interlock.primitives.registry import (
     ReportCall,
     caller_id_in,
     encode_entry,
-    listed,
+    group_by_name,
     read_message,
 )
 
@@ -282,7 +282,7 @@ class Registry:
                 raise Unavailable(f"{REGISTRY}: no answer from {self.server.display_url} ({error})") from error
             except ServerError as error:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
-        return listed(found, pattern)
+        return group_by_name(found, pattern)
 
     async def some_entries(self, most: int, until: float) -> list[Entry] | None:
         """The entries of all sessions, by the time `until`; None if more than `most` sessions have entries.

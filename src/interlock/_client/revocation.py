@@ -26,7 +26,7 @@ from interlock.primitives.audit import (
     NotedCall,
     NotedReply,
     Revocation,
-    folded,
+    fold_entries,
 )
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.messages import DoneReply, RevokeCall
@@ -144,7 +144,7 @@ async def audit(core: Core, name: str | None = None, most: int = PAGE) -> list[R
     while True:
         reply = NotedReply.parse(await core.query(AUDIT, *call.encode()))
         entries += reply.entries
-        found = [each for each in folded(entries) if name is None or each.name == name]
+        found = [each for each in fold_entries(entries) if name is None or each.name == name]
         # One more than wanted: the entries of the oldest may be on the next page.
         if len(reply.entries) < PAGE or len(found) > most:
             return found[:most]

@@ -100,7 +100,7 @@ class Revocation:
     """None: the process that revoked has said nothing since it asked, so it may or may not have revoked."""
 
 
-def folded(entries: Iterable[Raw]) -> list[Revocation]:
+def fold_entries(entries: Iterable[Raw]) -> list[Revocation]:
     """Make revocations of their entries, the newest first. Leaves out entries that this version can't read."""
     found: dict[str, dict[str, str]] = {}
     for entry in entries:

@@ -228,7 +228,7 @@ def caller_id_in(process: Process, number: str) -> str:
     return f"{process.host}/{process.pid}/{number}" if number else ""
 
 
-def listed(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
+def group_by_name(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
     """What the entries hold and wait for, by kind and name, if the name matches the pattern of a shell."""
     things: dict[tuple[str, str, str], tuple[list[Party], list[Party]]] = {}
     for entry in entries:
