@@ -149,7 +149,7 @@ def report_acquired(grant: Grant, now: float) -> None:
         observation.held_since.append(now)
         waited = now - observation.began
         _tell(lambda observer: observer.acquired(grant, waited))
-        if grant.end_reason is not None:  # it may have ended before, when nobody knew of a hold
+        if observation.has_ended:  # before anybody knew of its hold
             report_released(grant, now)
 
 
@@ -188,8 +188,11 @@ def report_failed_renewal(grant: Grant) -> None:
 def _end_hold(grant: Grant, now: float) -> float | None:
     """How long the lease was held, if nobody has ended its hold before."""
     observation = grant.attempt.observation
+    if observation is None:
+        return None
+    observation.has_ended = True  # first: report_acquired() stores the other one first
     try:
-        return None if observation is None else max(0.0, now - observation.held_since.pop())
+        return max(0.0, now - observation.held_since.pop())
     except IndexError:
         return None
 
