@@ -21,6 +21,7 @@ from harness.modes import wait_until as until
 from interlock import Interlock
 from interlock.cli import app
 from interlock.cli.run.supervisor import _received, _send
+from interlock.embedded import Server
 from interlock.testing import BreakableServer
 
 pytestmark = pytest.mark.runs_on("its own servers", modes="threads", starts="a server of valkey-9.1")
@@ -156,6 +157,15 @@ def test_who_excludes_whom(run, holder, other, busy):
     assert held.stdout.readline() == "in\n"
     assert ended(run("-n", *other, "--", "echo", "in")) == ((75, "", "") if busy else (0, "in\n", ""))
     assert ended(held)[0] == 0
+
+
+def test_several_urls_are_a_quorum_and_the_prefix_is_that_of_the_programs(run):
+    with Server() as a, Server() as b, Server() as c:
+        urls = [word for each in (a, b, c) for word in ("--url", each.url)]
+        assert ended(run(*urls, "--prefix", "app:", "a", "--", "true")) == (0, "", "")
+        for each in (a, b, c):
+            with redis.Redis.from_url(each.url) as client:
+                assert client.exists("{app:a}{record}")
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,10 @@ def require_url(*urls: str | None) -> None:
         raise ConfigError("no server is named: give --url redis://host:6379/0, or set INTERLOCK_URL")
 
 
-def connect(urls: Sequence[str] | None, prefix: str, label: str | None = None) -> Interlock:
+def connect(urls: Sequence[str] | None, prefix: str, label: str | None = None, *, registry: bool = False) -> Interlock:
     """Make the Interlock of these URLs; of none, that of $INTERLOCK_URL. Raises ConfigError."""
     urls = urls or ()
     require_url(*urls)
     if len(urls) > 1:
-        return Interlock.quorum(urls, prefix=prefix, label=label, registry=False)
-    return Interlock(*urls, prefix=prefix, label=label, registry=False)
+        return Interlock.quorum(urls, prefix=prefix, label=label, registry=registry)
+    return Interlock(*urls, prefix=prefix, label=label, registry=registry)

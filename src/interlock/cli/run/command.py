@@ -15,15 +15,16 @@ from interlock._api.options import DEFAULT_TTL
 from interlock._protocol.names import MIN_TTL, duration
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
-from interlock.cli.options import TIME, require_url
+from interlock.cli.options import TIME, Prefix, Urls, connect
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
-from interlock.threads import Interlock
 
 from .runner import Interrupted, Runner
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from interlock.threads import Interlock
 
 __all__ = ["app"]
 
@@ -129,7 +130,8 @@ def run(
         float | None, typer.Option(metavar="SECONDS", help="--once: how long the command may take.")
     ] = None,
     key: Annotated[str | None, typer.Option(metavar="TEXT", help="--once: once for each TEXT, such as a date.")] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="The server. Default: $INTERLOCK_URL.")] = None,
+    url: Urls = None,
+    prefix: Prefix = "lock:",
     verbose: Annotated[bool, typer.Option("--verbose", help="Say what happens, on stderr.")] = False,
 ) -> int:
     """Run a command under a lock, as flock(1) does, on all machines that share a server."""
@@ -145,8 +147,7 @@ def run(
         if verbose:
             print(f"interlock: {safe(text)}", file=sys.stderr, flush=True)
 
-    require_url(url)
-    with Interlock(url, label="interlock run") as locks:
+    with connect(url, prefix, "interlock run", registry=True) as locks:
         # No argument, and no text for a shell: they may be secret, and all users of the server read this.
         locks._session.registry.place = f"interlock run {f'-- {argv[0]}'[:MAX_SAID] if command is None else '-c'}"
         lockable = None if once else choice.lockable(locks)

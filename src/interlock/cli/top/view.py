@@ -183,7 +183,7 @@ def draw(state: State, snapshot: Snapshot, width: int, height: int, now: float) 
 
 def _heading(state: State, snapshot: Snapshot, width: int, age: float) -> Iterator[Text]:
     ping = "" if snapshot.ping is None else f"  {snapshot.ping * 1000:.1f} ms"
-    clients = "" if snapshot.clients is None else f", {snapshot.clients} clients"
+    clients = "" if snapshot.clients is None else f", {snapshot.clients} client{'s' * (snapshot.clients != 1)}"
     yield Text.assemble(("interlock top  ", "bold"), safe(snapshot.url), (ping + clients, "dim"))
     if snapshot.error:
         since = f" for {span(age)}" if snapshot.ping is not None else ""
