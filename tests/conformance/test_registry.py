@@ -252,6 +252,7 @@ async def test_a_server_without_memory_gets_no_entry(mode, clean, caplog):
     lease = await locks.lock("a").acquire()
     clean.config_set("maxmemory", 1)
     try:
+        clean.delete(INDEX, *clean.keys(f"{INDEX}:*"))  # of a report that came before
         await until(lambda: "refuses the entries of the registry" in caplog.text)
         assert not clean.keys("{interlock:*")
         lease.ensure()
@@ -444,9 +445,9 @@ async def test_an_exit_during_a_report_leaves_no_entry(server, clean):
 EXITS_DURING_A_REPORT = """
 import sys, threading, time
 from interlock import Interlock
-from interlock._client import registry
+from interlock._client import registry, session
 
-registry.REPORT_DELAY = 0.05
+registry.REPORT_DELAY, session.CLOSE_TIMEOUT = 0.05, 30.0
 locks = Interlock(sys.argv[1])
 lease = locks.lock("a").acquire()
 server, begun = locks._session.server, threading.Event()
@@ -460,6 +461,7 @@ async def slow(script, keys, args, until, call=server.call):
     return await call(script, keys, args, until)
 
 server.call = slow
+locks._session.registry.look()
 begun.wait(30)
 """
 
