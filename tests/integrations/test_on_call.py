@@ -21,7 +21,7 @@ from harness.topology import Sentinels
 from interlock import Interlock, LeaseLost, Unavailable
 from interlock._client import core
 from interlock.cli import app, revoke, wait
-from interlock.cli.lookup import glance
+from interlock.cli.lookup import View, glance, look
 from interlock.cli.output import console, print_table
 from interlock.cli.wait import Place, Progress
 from interlock.compat.redis_py import Lock as RedisPyLock
@@ -350,6 +350,17 @@ def test_a_server_that_goes_away_leaves_it_said_that_the_holder_was_asked(locks,
         status, written, errors = interlock("revoke", "a", "--reason", "r")
     assert (status, written) == (69, "")
     assert "was asked to give it back, and nobody knows whether it has: no answer" in errors
+
+
+def test_a_lease_that_the_server_has_lost_was_not_given_back(locks, interlock, monkeypatch):
+    after = View("a", "lock:a", "lock", "quarantine", quarantine=59.0)
+    monkeypatch.setattr(revoke, "glance", lambda *_: after)
+    with pytest.raises(LeaseLost), locks.lock("a").acquire():
+        views = iter([look(locks, "a")])
+        monkeypatch.setattr(revoke, "look", lambda *_: next(views, after))
+        status, written, errors = interlock("revoke", "a", "--reason", "r")
+    assert (status, written) == (1, "") and "gave it back" not in errors
+    assert "has lost the lease: it may still be at work. Now it is in quarantine for 59 s more" in errors
 
 
 def test_wait_and_revoke_read_the_registry_once_for_a_holder_and_not_with_each_look(

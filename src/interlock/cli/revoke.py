@@ -185,6 +185,14 @@ class Revoke:
             raise Unavailable(
                 f"{self.shown}: {_names(seen)} was asked to give it back, and nobody knows whether it has: {error}"
             ) from error
+        if not left and glance(self.locks, self.name, 1).quarantine is not None:
+            run(asking.note("unknown: the server was restarted or replaced"))
+            outcome.result = "gone"
+            outcome.text = (
+                f"{self.shown}: {_names(seen)} was asked to give it back, but the server was restarted or replaced, "
+                f"and has lost the lease: it may still be at work{self._now()}"
+            )
+            return outcome
         if not left:
             took = time.monotonic() - began
             # Nobody renews a lease that was revoked. A holder that is dead or stopped gives nothing back.
