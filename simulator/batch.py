@@ -164,7 +164,8 @@ def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Itera
         try:
             while shares or running:
                 while shares and len(running) < jobs + 2:
-                    running.add(pool.submit(run_share, *shares.popleft(), kind))
+                    with _held_back_interrupts():
+                        running.add(pool.submit(run_share, *shares.popleft(), kind))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
@@ -184,6 +185,16 @@ def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Itera
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _held_back_interrupts() -> Iterator[None]:
+    """A Ctrl-C comes afterwards; and never to a process that begins meanwhile, and does not ignore it yet."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _stop: Event | None = None  # in a process of the pool: whether to stop

@@ -57,7 +57,7 @@ class Progress:
         speed = self._done / max(1e-9, now - self._started)
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, speed=f"{speed:.1f}", broken=self._broken)
-        elif now - self._printed_at >= self._lines_every:
+        elif self._done and now - self._printed_at >= self._lines_every:
             self._printed_at = now
             left = (self._seeds - self._done) / speed
             done = f"{self._done} of {self._seeds} runs, {speed:.1f} runs/s"

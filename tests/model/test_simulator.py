@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("lupa")
 
 from harness.headers import Header
+from harness.modes import wait_until
 from interlock import aio
 from interlock._client import cohort as _cohort
 from interlock._client import cohorts as _cohorts
@@ -911,14 +912,18 @@ def test_wrong_arguments_are_told_clearly(arguments, word, capsys):
     assert word in capsys.readouterr().err
 
 
-def test_ctrl_c_sums_up_what_was_done():
+@pytest.mark.parametrize("when", ["at work", "at the start"])
+def test_ctrl_c_sums_up_what_was_done(when):
     command = [sys.executable, "-m", "simulator", "--seeds", "1000000", "--jobs", "2"]
     with subprocess.Popen(
         [sys.executable, "-c", ALIVE, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            process.stdout.readline()  # the first share is done
+            if when == "at work":
+                process.stdout.readline()  # the first share is done
+            else:
+                wait_until(lambda: len(children(process.pid)) >= 2)
             os.killpg(process.pid, signal.SIGINT)
             try:
                 out = process.communicate(timeout=60)[0]
@@ -933,6 +938,10 @@ def test_ctrl_c_sums_up_what_was_done():
     assert "distinct interleavings" in out
     assert "interrupted: " in out
     assert "Traceback" not in out
+
+
+def children(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 ALIVE = """\
