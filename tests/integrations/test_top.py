@@ -306,7 +306,7 @@ def test_it_quits_at_once_while_the_server_is_silent(top):
         shown = top("--url", own.url)
         shown.shows("0 held")
         own.pause()
-        shown.shows("interlock top")
+        shown.shows("the last answer is")
         started = machine_time()
         shown.press("q")
         assert shown.ends() == 0

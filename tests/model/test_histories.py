@@ -340,14 +340,14 @@ def test_ctrl_c_ends_everything_and_sums_up(tmp_path):
         env=os.environ | {"PYTHONPATH": str(TESTS)}, stdout=subprocess.PIPE, text=True, process_group=0,
     )  # fmt: skip
     with process:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not (started := [line for line in read_all(tmp_path) if line["e"] == "got"]):
             assert time.monotonic() < end
             assert process.poll() is None
             time.sleep(0.05)
         (worker,) = {line["pid"] for line in read_all(tmp_path) if line["e"] == "start"}
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=60)
     assert started
     assert "stopped; so far:" in said
     assert not Path(f"/proc/{worker}").exists() or Path(f"/proc/{worker}/stat").read_text().split(") ")[1][0] == "Z"
