@@ -24,7 +24,7 @@ from .simulation import Report, simulate
 from .subjects import subject_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from multiprocessing.synchronize import Event
 
 SHARE: Final = 20  # seeds: about a second
@@ -188,7 +188,7 @@ def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Itera
 
 
 @contextlib.contextmanager
-def _held_back_interrupts() -> Iterator[None]:
+def _held_back_interrupts() -> Generator[None]:
     """A Ctrl-C comes afterwards; and never to a process that begins meanwhile, and does not ignore it yet."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
