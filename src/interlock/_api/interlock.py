@@ -362,8 +362,9 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         """
         session: Session = cast("Any", self)._session
         core = session.core
+        question = lock.lock_resource("ping", self.prefix)._replace(kind="question")  # no lock, for errors
         asked = core.runtime.now()
-        await core.query(lock.lock_resource("ping", self.prefix), *InspectCall("0").encode())
+        await core.query(question, *InspectCall("0").encode())
         return core.runtime.now() - asked
 
     async def _close(self) -> None:
