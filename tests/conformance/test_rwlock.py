@@ -67,9 +67,9 @@ async def test_a_waiting_writer_stops_new_readers_and_neighbouring_readers_enter
 @rule(3, 6)
 async def test_the_share_of_a_dead_reader_ends_alone(mode, clean):
     locks = mode.interlock()
-    alive = await locks.rwlock("a", ttl=4).read().acquire()
+    alive = await locks.rwlock("a").read().acquire()
     async with processes(mode, 1) as (dying,):
-        await dying.do("reader", "a", {"ttl": 1.2}, 5)
+        await dying.do("reader", "a", {"ttl": 2}, 5)
         assert (await locks.rwlock("a").read().inspect()).holding == 2
         await dying.end(signal.SIGKILL)
         await until(lambda: _holding(locks, 1))
