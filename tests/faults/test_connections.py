@@ -80,9 +80,9 @@ async def test_a_server_that_became_a_replica_is_left_for_the_new_primary(mode, 
         lease = await locks.lock("a", ttl=2).acquire()
         waiting = asyncio.ensure_future(locks.lock("a").acquire(timeout=30))
         await until(lambda: queued(locks, 1))
+        proxy.target = str(other.socket)  # first: a new connection that reaches a replica is an error, and rightly
         with redis.Redis.from_url(node.url) as old:
             old.replicaof("127.0.0.1", other.port)
-        proxy.target = str(other.socket)
         mine = await waiting
         assert mine.fence > lease.fence
         assert await mine.release()

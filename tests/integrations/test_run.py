@@ -236,11 +236,11 @@ def test_the_command_ends_before_the_lease_though_its_runner_is_killed_or_stoppe
         code, written, _ = ended(process)
         assert how == "SIGKILL" or code == 76
         times = [float(line) for line in written.split() if line != "TERM"]
-        if "TERM" in written and times[-1] < lease_ends:
-            return
         # The supervisor kills 0.125 s before the end of a lease of 2 s, if it runs then.
-        assert stood_still() - before > 0.1, (times[-1], lease_ends, written)
-    pytest.fail("no supervisor has ended its command in time")
+        assert times[-1] < lease_ends or stood_still() - before > 0.1, (times[-1], lease_ends)
+        if "TERM" in written and times[-1] < lease_ends:  # the command may be too slow to write that
+            return
+    pytest.fail("no supervisor has ended its command in time, with SIGTERM first")
 
 
 def test_the_command_ends_with_its_group_before_the_lease_though_the_server_is_silent(run, server):
