@@ -27,6 +27,7 @@ import interlock
 import interlock.aio
 from harness.trial import cases, title, wrong
 from interlock import ConfigError
+from interlock._api import frozen
 
 NOWHERE = "redis://localhost:1/0"
 MAKERS = {"threads": interlock.Interlock, "asyncio": interlock.aio.Interlock}
@@ -682,6 +683,14 @@ def test_a_copy_is_the_same(mode):
 TODAY = dt.datetime.now().astimezone()
 
 
+class Today(dt.datetime):
+    """A clock at which it is not midnight between the making of a key and the look at it."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return TODAY if tz is None else TODAY.astimezone(tz)
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -691,7 +700,8 @@ TODAY = dt.datetime.now().astimezone()
     ids=["date", "moment", "compact", "German", "month", "week", "seconds", "fraction"],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MAKERS)
-def test_a_key_of_this_moment_is_warned_about_since_a_decorator_freezes_it(mode, text, caplog):
+def test_a_key_of_this_moment_is_warned_about_since_a_decorator_freezes_it(mode, text, caplog, monkeypatch):
+    monkeypatch.setattr(frozen, "datetime", Today)
     locks = MAKERS[mode](NOWHERE)
     for make in (lambda: locks.once("a", key=text, at_most=60), lambda: locks.once(f"a:{text}", at_most=60)):
         caplog.clear()
