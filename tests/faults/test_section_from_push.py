@@ -12,13 +12,12 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 import interlock
 from harness.modes import wait_until
-from harness.processes import PROGRAMS
+from harness.processes import PROGRAMS, state_of
 from interlock import ConfigError, LeaseLost
 
 rule = pytest.mark.rule
@@ -177,7 +176,7 @@ def test_a_process_that_stands_still_between_push_and_section_asks_first(world, 
                 assert mine.release()
                 process.stdout.readline()
         process.send_signal(signal.SIGSTOP)
-        wait_until(lambda: Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ")[1].startswith("T"))
+        wait_until(lambda: state_of(process.pid) == "T")
         assert mine.release()
         wait_until(lambda: not clean.exists("lock:a"))
         theirs = third.lock("a").acquire(timeout=30)

@@ -17,6 +17,29 @@ from harness.modes import until
 PROGRAMS = Path(__file__).parent / "programs"
 
 
+def state_of(pid: int) -> str:
+    """The state of a process, as ps shows it: T is stopped, Z is a zombie; "" if there is no such process."""
+    return _stat(pid)[0]
+
+
+def parent_of(pid: int) -> int:
+    """The id of the parent of this process."""
+    return int(_stat(pid)[1])
+
+
+def lives(pid: int) -> bool:
+    """Whether there is such a process; a zombie does not live."""
+    return state_of(pid) not in {"", "Z"}
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return [""]
+    return text.rpartition(")")[2].split()  # the name of its program stands in brackets, and may have spaces
+
+
 class LockProcess:
     """One process that runs lock_client.py."""
 
@@ -50,7 +73,7 @@ class LockProcess:
     async def stopped(self) -> None:
         """Stop the process, and wait until the kernel shows that it is stopped."""
         self.signal(signal.SIGSTOP)
-        await until(lambda: Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(") ")[1].startswith("T"))
+        await until(lambda: state_of(self.process.pid) == "T")
 
     async def end(self, number: int | None = None) -> int:
         if number is not None and self.process.returncode is None:

@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from harness.modes import wait_until as eventually
+from harness.processes import lives, state_of
 from interlock import AcquireTimeout, Interlock, LeaseLost, cli, embedded
 from interlock.embedded import LeasesHeld, Server, shared_status, shared_url, stop_shared
 from interlock.errors import ConfigError, Unavailable
@@ -211,19 +212,11 @@ def test_a_paused_private_server_ends_with_its_process_however_that_ends(number)
     with python(f"import signal; {PRIVATE} {code}; {WAIT}") as owner:
         said(owner)
         url, pid = said(owner).split()
-        state = Path(f"/proc/{pid}/stat")
-        eventually(lambda: state.read_text().rsplit(") ")[1].startswith("T"))
+        eventually(lambda: state_of(pid) == "T")
         owner.send_signal(number)
         owner.wait()
-        eventually(lambda: not _runs(int(pid)))
+        eventually(lambda: not lives(pid))
         eventually(lambda: not Path(path_of(url)).parent.exists())
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return not Path(f"/proc/{pid}/stat").read_text().rsplit(") ")[1].startswith("Z")
-    except FileNotFoundError:
-        return False
 
 
 def test_a_forked_child_does_not_keep_a_private_server_alive():

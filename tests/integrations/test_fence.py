@@ -31,7 +31,7 @@ import interlock.aio
 from harness import postgres
 from harness.clock import machine_time
 from harness.modes import until
-from harness.processes import PROGRAMS
+from harness.processes import PROGRAMS, state_of
 from harness.programs.stale_writer import KINDS
 from interlock import ConfigError, LeaseLost, LockError, Unavailable
 from interlock.fence import dbapi, files, sqlalchemy
@@ -84,7 +84,7 @@ async def test_a_late_write_is_refused_by_the_data(kind, server, clean, tmp_path
     )  # fmt: skip
     try:
         old = await line(late)  # it is sure of its lease, and stops
-        await until(lambda: Path(f"/proc/{late.pid}/stat").read_text().rsplit(") ")[1].startswith("T"))
+        await until(lambda: state_of(late.pid) == "T")
         async with interlock.aio.Interlock(server.url) as locks, locks.lock("paper", timeout=20) as lease:
             assert lease.fence > old["fence"]
             store.guarded(lease, store.read() + ", then the newer one's")
@@ -839,7 +839,7 @@ def child(path, lease, where: str):
         try:
             assert process.stdout.readline() == b"here\n"
             end = time.monotonic() + 10
-            while not Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ")[1].startswith("T"):
+            while state_of(process.pid) != "T":
                 assert time.monotonic() < end
             yield process
         finally:

@@ -18,6 +18,7 @@ import redis
 
 from harness.clock import machine_time, stood_still
 from harness.modes import wait_until as until
+from harness.processes import lives, parent_of, state_of
 from interlock import Interlock
 from interlock.cli import app
 from interlock.cli.run.supervisor import _received, _send
@@ -76,14 +77,6 @@ def ended(process, within: float = 60.0):
     """Its exit status, and what it wrote."""
     written, errors = process.communicate(timeout=within)
     return process.returncode, written, errors
-
-
-def lives(pid: int) -> bool:
-    """Whether this process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_the_command_runs_under_the_lock_and_finds_its_name_and_fence(run, locks):
@@ -267,14 +260,10 @@ def test_a_revoked_lease_ends_the_command_at_once(run, locks):
     assert machine_time() - begin < 10
 
 
-def parent(pid) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_a_supervisor_that_is_killed_takes_the_command_and_its_children_with_it(run, locks):
     process = run("a", "-c", 'echo $$; sh -c "$JOB" & exec sleep 60', environment={"JOB": STUBBORN})
     command, child = int(process.stdout.readline()), int(process.stdout.readline())
-    supervisor = parent(command)
+    supervisor = parent_of(command)
     assert supervisor != process.pid
     os.kill(supervisor, signal.SIGKILL)
     code, _, errors = ended(process)
@@ -291,7 +280,7 @@ def test_the_supervisor_runs_before_all_others_and_the_command_as_the_user_start
     process = run("a", "--", "sh", "-c", "echo $$; exec sleep 60", preexec_fn=lambda: os.nice(5))
     command = int(process.stdout.readline())
     policy = os.SCHED_RR if tried.returncode == 0 else os.SCHED_OTHER
-    assert os.sched_getscheduler(parent(command)) == policy
+    assert os.sched_getscheduler(parent_of(command)) == policy
     assert os.sched_getscheduler(command) == os.SCHED_OTHER
     assert os.getpriority(os.PRIO_PROCESS, command) == 5
 
@@ -392,13 +381,19 @@ def test_ctrl_z_stops_the_job_and_fg_continues_it(shell, locks):
     assert status(shell) == 0
 
 
-def test_a_job_that_stays_stopped_is_ended_before_its_lease(shell, locks):
+def stopped_by_ctrl_z(shell, options, behind="") -> int:
+    """The id of a command that was stopped as a person does it."""
     # A shell that is starting a program as Ctrl-Z arrives may not stop (vfork): so this one becomes the program.
-    shell.sendline("interlock run --ttl 2 a -- sh -c 'echo $$; exec sleep 100'")
+    shell.sendline(f"interlock run {options} a -- sh -c 'echo $$; exec sleep 100' {behind}")
     shell.expect(r"\n(\d+)\r")
     pid = int(shell.match[1])
     shell.sendcontrol("z")
     shell.expect("Stopped")
+    return pid
+
+
+def test_a_job_that_stays_stopped_is_ended_before_its_lease(shell, locks):
+    pid = stopped_by_ctrl_z(shell, "--ttl 2")
     until(lambda: not lives(pid))
     shell.sendline("fg")
     shell.expect("SIGTERM")
@@ -445,14 +440,10 @@ def test_a_command_in_a_pipeline_has_the_terminal_when_it_reads(shell):
 
 
 def test_ctrl_z_and_fg_in_a_pipeline(shell, locks):
-    shell.sendline("interlock run --ttl 20 a -- sh -c 'echo $$; exec sleep 100' | cat")
-    shell.expect(r"\n(\d+)\r")
-    state = Path(f"/proc/{shell.match[1]}/stat")
-    shell.sendcontrol("z")
-    shell.expect("Stopped")
-    until(lambda: state.read_text().split()[2] == "T")
+    pid = stopped_by_ctrl_z(shell, "--ttl 20", "| cat")
+    until(lambda: state_of(pid) == "T")
     shell.sendline("fg")
-    until(lambda: state.read_text().split()[2] == "S")
+    until(lambda: state_of(pid) == "S")
     shell.sendintr()
     assert status(shell) != 0
     assert not locks.lock("a").inspect().held

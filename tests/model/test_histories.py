@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from harness.matrix import required
+from harness.processes import lives
 from harness.servers import Missing
 from model.histories import cli, faults
 from model.histories.checker import History, check
@@ -350,7 +351,7 @@ def test_ctrl_c_ends_everything_and_sums_up(tmp_path):
         said, _ = process.communicate(timeout=60)
     assert started
     assert "stopped; so far:" in said
-    assert not Path(f"/proc/{worker}").exists() or Path(f"/proc/{worker}/stat").read_text().split(") ")[1][0] == "Z"
+    assert not lives(worker)
 
 
 def read_all(directory):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 
@@ -13,6 +12,7 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 
 from harness.matrix import required
 from harness.modes import wait_until
+from harness.processes import lives
 from harness.servers import KINDS, Missing
 from harness.topology import Cluster, Independents, Sentinels
 
@@ -296,14 +296,4 @@ sys.stdin.read()
         pids = [int(pid) for pid in child.stdout.readline().split()]
         child.kill()
     assert len(pids) == 4
-    wait_until(lambda: not any(alive(pid) for pid in pids))
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
-    return True
+    wait_until(lambda: not any(lives(pid) for pid in pids))
