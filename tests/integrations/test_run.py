@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import threading
 import time
 from pathlib import Path
 
@@ -19,9 +22,11 @@ import redis
 from harness.clock import machine_time, stood_still
 from harness.modes import wait_until as until
 from harness.processes import lives, parent_of, state_of
+from harness.proxy import Proxy
 from interlock import Interlock
 from interlock.cli import app
-from interlock.cli.run.supervisor import _received, _send
+from interlock.cli.run.runner import Runner
+from interlock.cli.run.supervisor import received, send
 from interlock.embedded import Server
 from interlock.testing import BreakableServer
 
@@ -57,9 +62,10 @@ def run(server):
 
         def start(*words, **options):
             environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, **options.pop("environment", {})}
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = subprocess.Popen(
-                [INTERLOCK, "run", *words], env=environment, text=True, start_new_session=True,
-                **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
+                [INTERLOCK, "run", *words], env=environment, start_new_session=True,
+                **{"text": True, **streams, **options},
             )  # fmt: skip
             ends.callback(end, process)
             return process
@@ -71,6 +77,18 @@ def end(process) -> None:
     if process.poll() is None:
         process.kill()
     process.communicate()
+
+
+class Given:
+    """A lease that somebody has granted, and that is not lost."""
+
+    fence = 7
+
+    def __init__(self):
+        self.lost = threading.Event()
+
+    def remaining(self) -> float:
+        return 30.0
 
 
 def ended(process, within: float = 60.0):
@@ -121,8 +139,8 @@ def test_the_exit_status_says_what_happened(run, words, status):
         (["-s", "-x", "a", "--", "true"], "do not go together"),
         (["-s", "a", "b", "--", "true"], "takes one name"),
         (["a", "--", ""], "behind --"),
-        (["--ttl", "0", "a", "--", "true"], "--ttl must be at least 0.01 and at most 60 seconds"),
-        (["--ttl", "61", "a", "--", "true"], "--ttl must be at least 0.01 and at most 60 seconds"),
+        (["--ttl", "0", "a", "--", "true"], "--ttl must be at least 0.01 and at most 30 seconds"),
+        (["--ttl", "31", "a", "--", "true"], "--ttl must be at least 0.01 and at most 30 seconds"),
         (["--ttl", "3", "--grace", "2", "a", "--", "true"], "half of the ttl"),
         (["--once", "a", "--", "true"], "--at-most"),
         (["--key", "x", "a", "--", "true"], "belong to --once"),
@@ -190,6 +208,26 @@ def test_a_busy_lock_gives_the_status_of_e_after_the_wait_and_verbose_says_who_h
     assert ended(held)[0] == 0
     code, written, errors = ended(waiter)
     assert (code, written) == (0, "mine\n") and "fence" in errors
+
+
+@pytest.mark.parametrize("words", [[], ["--fair"], ["--ttl", "9"], ["-w", "20"]])
+def test_a_run_that_had_to_wait_for_its_lock_runs_its_command_to_the_end(run, server, locks, words):
+    """Over a link on which the confirmation of a handover takes longer than the start of a command."""
+    held = run("a", "-c", "echo in; cat", stdin=subprocess.PIPE)
+    held.stdout.readline()
+    command = "trap 'echo TERM' TERM; echo in; read line; echo got $line"
+    with Proxy(server.socket) as proxy:
+        waiter = run(*words, "--url", proxy.url, "a", "-c", command, stdin=subprocess.PIPE)
+        until(lambda: locks.lock("a").inspect().waiting == 1)
+        asked = proxy.requests
+        until(lambda: proxy.requests >= asked + 3)  # heartbeats, too
+        proxy.delay = 0.05
+        assert ended(held)[0] == 0
+        assert waiter.stdout.readline() == "in\n"
+        with redis.Redis.from_url(server.url) as client:
+            until(lambda: client.pttl("lock:a") > 5000)  # no longer that of a handover
+        written, errors = waiter.communicate("it", timeout=60)
+    assert (waiter.returncode, written, errors) == (0, "got it\n", "")
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
@@ -282,7 +320,7 @@ def test_the_supervisor_runs_before_all_others_and_the_command_as_the_user_start
     policy = os.SCHED_RR if tried.returncode == 0 else os.SCHED_OTHER
     assert os.sched_getscheduler(parent_of(command)) == policy
     assert os.sched_getscheduler(command) == os.SCHED_OTHER
-    assert os.getpriority(os.PRIO_PROCESS, command) == 5
+    assert os.getpriority(os.PRIO_PROCESS, command) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
 
 
 def test_a_stopped_command_is_ended_too(run):
@@ -314,12 +352,184 @@ def test_a_command_that_nohup_protects_stays_protected(run, server):
 def test_the_last_word_of_a_supervisor_that_did_not_hear_the_runner_counts():
     runner, supervisor = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with runner:
-        _send(runner, "until", 1.0)
-        _send(supervisor, "ended", 3)
+        send(runner.fileno(), "until", 1.0)
+        send(supervisor.fileno(), "ended", 3)
         supervisor.close()
-        assert _received(runner) == ("ended", [3])
+        assert received(runner.fileno()) == ("ended", [3])
         with pytest.raises(EOFError):
-            _received(runner)
+            received(runner.fileno())
+
+
+# A stderr that takes nothing
+
+
+@contextlib.contextmanager
+def full_pipe(path):
+    """The descriptor of a named pipe that has no room left, and that nobody reads."""
+    os.mkfifo(path)
+    end = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(end, b"x")
+    writing = os.open(path, os.O_WRONLY)  # that one waits
+    yield writing
+    os.close(writing)
+    os.close(end)
+
+
+@pytest.fixture(params=["a full disk", "closed", "a full pipe", "a pipe without a reader"])
+def deaf(request, tmp_path):
+    """Such a stderr: for Popen, and in the words of a shell."""
+    match request.param:
+        case "a full disk":
+            with open("/dev/full", "w") as full:
+                yield {"stderr": full}, "2>/dev/full"
+        case "closed":
+            yield {"stderr": None, "preexec_fn": lambda: os.close(2)}, "2>&-"
+        case "a full pipe":
+            with full_pipe(tmp_path / "pipe") as end:
+                yield {"stderr": end}, f"2>{tmp_path}/pipe"
+        case _:
+            reading, writing = os.pipe()
+            os.close(reading)
+            yield {"stderr": writing}, "2> >(exec true)"
+            os.close(writing)
+
+
+def test_a_command_runs_though_nobody_takes_what_interlock_says(run, server, locks, deaf):
+    """That it acquired the lock, and a warning of the library, which is printed while it connects."""
+    options, _ = deaf
+    with redis.Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            assert "allkeys-lru" in ended(run("--verbose", "a", "--", "true"))[2]
+            process = run("--verbose", "a", "-c", "echo in; cat; exit 7", stdin=subprocess.PIPE, **options)
+            assert process.stdout.readline() == "in\n"
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", "0")
+    assert locks.lock("a").inspect().held
+    assert ended(process)[0] == 7
+    assert not locks.lock("a").inspect().held
+
+
+@pytest.mark.parametrize(("words", "code"), [(["-n", "a", "--", "true"], 75), (["b", "--", "/none"], 127), (["a"], 64)])
+def test_the_exit_status_comes_though_nobody_takes_the_message(run, deaf, words, code):
+    options, _ = deaf
+    held = run("a", "-c", "echo in; cat", stdin=subprocess.PIPE)
+    held.stdout.readline()
+    assert ended(run("--verbose", *words, **options))[0] == code
+    assert ended(held)[0] == 0
+
+
+def test_the_lock_stays_held_until_the_command_has_ended_though_nobody_takes_the_warning(run, server, deaf):
+    options, _ = deaf
+    command = f"exec 2>/dev/null; {STUBBORN}"  # the shell, too, says that a program was terminated
+    process = run("--ttl", "6", "--grace", "3", "a", "-c", command, **options)
+    pid = int(process.stdout.readline())
+    with redis.Redis.from_url(server.url) as client:
+        server.pause()
+        try:
+            assert process.stdout.readline() == "TERM\n"  # so the runner says that the command ends
+        finally:
+            server.resume()
+        while client.exists("lock:a"):
+            time.sleep(0.002)
+        assert not lives(pid)
+    assert ended(process)[0] == 76
+
+
+def test_an_error_of_the_runner_ends_the_command_before_the_caller_releases(monkeypatch, tmp_path):
+    lease = Given()
+    with Runner(
+        ["sh", "-c", f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; {STUBBORN}"], ["a"], 0.5
+    ) as it:
+
+        def fail(*_):
+            until((tmp_path / "pid").exists)
+            raise ValueError("any error")
+
+        monkeypatch.setattr(it, "_follow", fail)
+        with pytest.raises(ValueError, match="any error"):
+            it.run(lease, 30.0)
+        assert not lives(int((tmp_path / "pid").read_text()))
+
+
+def test_no_signal_ends_a_supervisor_that_is_just_starting():
+    with Runner(["sh", "-c", "exit 3"], ["a"], 0.5) as it:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+            os.kill(it.supervisor.pid, number)
+        assert it.run(Given(), 30.0) == 3
+
+
+# Many names, long arguments
+
+
+MOST = [f"{number:03d}" + "\u20ac\\" * 127 + "x" for number in range(100)]  # of 512 bytes
+
+
+def test_as_many_names_as_are_allowed_of_any_length(run):
+    assert {len(name.encode()) for name in MOST} == {512}
+    code, written, errors = ended(run(*MOST, "-c", 'echo "$INTERLOCK_NAME"; echo "$INTERLOCK_FENCE" | wc -w'))
+    assert (code, errors) == (0, "")
+    assert written.split("\n") == [*MOST, "100", ""]
+
+
+def test_more_names_are_refused_before_anything_is_acquired(run, server):
+    code, written, errors = ended(run("--verbose", *MOST, "one-more", "--", "true"))
+    assert (code, written) == (64, "")
+    assert "101 names" in errors and "100 at most" in errors
+    with redis.Redis.from_url(server.url) as client:
+        assert not client.keys()
+
+
+def test_a_message_that_is_too_long_ends_the_run_and_is_no_silence(tmp_path):
+    with Runner(["true"], ["a"], 1.0) as it, pytest.raises(OSError, match="too long: begin"):
+        it.supervisor.begin(0.0, {"INTERLOCK_NAME": "x" * 100_000})
+
+
+def test_arguments_and_an_environment_as_long_as_the_system_takes(run):
+    words = [f"{number:02d}" + "x" * 30_000 for number in range(30)]
+    code, written, errors = ended(run("a", "--", "sh", "-c", 'echo $# "${30}"', "sh", *words))
+    assert (code, written, errors) == (0, f"30 {words[-1]}\n", "")
+
+
+def test_arguments_that_are_no_text_arrive_as_they_were(run):
+    assert ended(run("a", "--", "printf", "%s", b"\xff\xfe", text=False)) == (0, b"\xff\xfe", b"")
+
+
+# Both processes, killed by their name
+
+
+def processes_of_session(session: int) -> dict[int, str]:
+    """The command lines of the processes of a session, by id, as `pgrep -f` reads them."""
+    found = {}
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            pid = int(each.name)
+            if os.getsid(pid) == session and lives(pid):
+                found[pid] = (each / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+@pytest.mark.parametrize("pattern", ["interlock run", "interlock.run"])
+def test_kill_9_by_the_command_line_leaves_a_supervisor_that_ends_the_command_and_its_children(run, pattern):
+    words = ["--ttl", "2", "a", "--", "sh", "-c", 'sh -c "$CHILD" & echo $!; exec sleep 60']
+    process = run(*words, environment={"CHILD": "trap '' TERM; while :; do sleep 0.05; done"})
+    child = int(process.stdout.readline())
+    for pid, line in processes_of_session(process.pid).items():
+        if re.search(pattern, line):  # as pkill -9 -f
+            os.kill(pid, signal.SIGKILL)
+    assert process.wait(60) == -signal.SIGKILL
+    until(lambda: not lives(child))
+
+
+def test_the_supervisor_has_a_name_of_its_own_and_nothing_of_the_commands(run):
+    process = run("a", "-c", "echo $$; exec sleep 60")
+    supervisor = parent_of(int(process.stdout.readline()))
+    line = processes_of_session(process.pid)[supervisor]
+    assert "supervisor.py" in line and "sleep" not in line and "interlock run" not in line
 
 
 # Under a terminal
@@ -392,6 +602,29 @@ def stopped_by_ctrl_z(shell, options, behind="") -> int:
     return pid
 
 
+def test_ctrl_z_stops_the_job_though_nobody_takes_the_message(shell, deaf):
+    _, words = deaf
+    shell.sendline(f"interlock run --ttl 20 a -- sh -c 'echo in; read line; echo got $line' {words}")
+    shell.expect(r"\nin")
+    shell.sendcontrol("z")
+    shell.expect("Stopped")
+    shell.expect_exact("ready> ")
+    shell.sendline("fg")
+    shell.expect("interlock run")
+    shell.sendline("it")
+    shell.expect("got it")
+    assert status(shell) == 0
+
+
+def test_a_terminal_that_stops_those_who_write_in_the_background_does_not_stop_the_runner(shell, locks):
+    """The command has the terminal, so the runner is in the background."""
+    shell.sendline("stty tostop; interlock run --ttl 20 --grace 0.5 a -- sh -c 'echo in; exec sleep 100'")
+    shell.expect(r"\nin")
+    assert locks.lock("a").revoke("it is stuck")
+    shell.expect("it is stuck")
+    assert status(shell) == 76
+
+
 def test_a_job_that_stays_stopped_is_ended_before_its_lease(shell, locks):
     pid = stopped_by_ctrl_z(shell, "--ttl 2")
     until(lambda: not lives(pid))
@@ -409,6 +642,21 @@ def test_a_command_in_the_background_that_reads_waits_for_fg(shell):
     shell.sendline("it")
     shell.expect("got it")
     assert status(shell) == 0
+
+
+def test_a_terminal_that_hangs_up_changes_no_exit_status(run):
+    ours, theirs = os.openpty()
+
+    def take_the_terminal():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = run("a", "-c", "echo in; read line; exit 3", stdin=theirs, stdout=theirs, preexec_fn=take_the_terminal)
+    os.close(theirs)
+    while b"in" not in os.read(ours, 100):
+        pass
+    os.close(ours)
+    assert ended(process) == (3, None, "")
 
 
 def test_ctrl_c_ends_the_script_around_it_too(shell, tmp_path):

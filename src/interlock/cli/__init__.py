@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from interlock.cli.exit_status import EX_UNAVAILABLE, INTERRUPTED
+from interlock.cli.stderr import wait_for_nobody
 
 __all__ = ["main"]
 
@@ -18,6 +19,8 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line, and exit with the command's status, or with 64 after a bad option."""
     _open_standard_streams()
+    if sys.argv[1:2] == ["run"]:
+        wait_for_nobody()
     try:
         sys.exit(_run())
     except KeyboardInterrupt:  # before or behind what `run` does

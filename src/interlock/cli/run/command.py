@@ -13,6 +13,7 @@ import typer
 
 from interlock._api.options import DEFAULT_TTL
 from interlock._protocol.names import MIN_TTL, duration
+from interlock._protocol.timing import MAX_TTL
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.cli.options import TIME, Prefix, Urls, connect
@@ -30,9 +31,9 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-MAX_TTL: Final = 60.0  # seconds: max_ttl of an Interlock
 MAX_SAID: Final = 200  # characters of the command
 MAX_GRACE: Final = 5.0  # seconds, of the default
+MAX_NAMES: Final = 100  # of 512 bytes each. They must fit into one variable (128 KB on Linux), and one message
 
 EPILOG = """\b
 interlock run stock -- ./import.py             one at a time on all machines; waits
@@ -68,6 +69,11 @@ class Choice:
     def check(self) -> None:
         """Raise ConfigError for options that do not go together."""
         kinds = {"-s": self.shared, "-x": self.exclusive, "--limit": self.limit is not None, "--once": self.once}
+        if len(self.names) > MAX_NAMES:
+            raise ConfigError(
+                f"{len(self.names)} names are too many: a run takes {MAX_NAMES} at most. Take one lock for all of what "
+                "the command changes, or let it change less at a time"
+            )
         given = [option for option, is_given in kinds.items() if is_given]
         if len(given) > 1:
             raise ConfigError(f"{given[0]} and {given[1]} do not go together: each asks for another kind of lock")
@@ -97,7 +103,7 @@ class Choice:
 def run(
     context: typer.Context,
     names: Annotated[
-        list[str], typer.Argument(metavar="NAME...", help="The lock; several names: all of them or none.")
+        list[str], typer.Argument(metavar="NAME...", help="The lock; several names (up to 100): all of them or none.")
     ],
     *,
     nonblock: Annotated[

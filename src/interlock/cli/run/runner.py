@@ -1,10 +1,11 @@
 """The runner of `interlock run`: acquires the lease, renews it while the command runs, and passes signals on.
 
-Rules. (1) The supervisor is forked before anything starts a thread. (2) A signal that arrives before the command has
-started ends the wait, and leaves nothing in the queue. Later signals go to the command, which decides. (3) The runner
-tells the supervisor only deadlines that it has read from the lease, counted from before it read them. (4) On a terminal
-the command is a job of its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues
-the command. It gets the terminal at once; in a pipeline it gets it when it needs it, since others may (`| less`).
+Rules. (1) The lease is released only after the command has ended, whatever the runner meets meanwhile. No print of the
+runner waits or raises (see `cli.stderr`). (2) A signal that arrives before the command has started ends the wait, and
+leaves nothing in the queue. Later signals go to the command, which decides. (3) The runner tells the supervisor only
+deadlines that it has read from the lease, counted from before it read them. (4) On a terminal the command is a job of
+its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues the command. It gets the
+terminal at once; in a pipeline it gets it when it needs it, since others may (`| less`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 from interlock._protocol.timing import now as boottime
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_LOST, EX_UNAVAILABLE
+from interlock.cli.stderr import drain
 
-from .supervisor import Supervisor
+from .supervision import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,7 +58,7 @@ class Runner:
     """One run of a command. Use it in a `with`, which gives the terminal back and ends the supervisor."""
 
     def __init__(self, argv: Sequence[str], names: Sequence[str], grace: float) -> None:
-        """Fork the supervisor. `grace`: seconds between SIGTERM and the deadline."""
+        """Start the supervisor. `grace`: seconds between SIGTERM and the deadline."""
         self.names = names
         self.is_running = self.is_ending = False
         self.ended_by_key = 0
@@ -64,7 +66,7 @@ class Runner:
         self.program = argv[0]
         self.command = 0  # the id of its process and group
         is_alone = os.isatty(0) and os.isatty(1)  # else the others of the pipeline may need the terminal
-        self.supervisor = Supervisor(argv, grace, self.terminal if is_alone and self._has_terminal() else None)
+        self.supervisor = Supervisor(argv, grace, has_terminal=is_alone and self._has_terminal())
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -97,14 +99,18 @@ class Runner:
         if (before := signal.getsignal(signal.SIGTSTP)) == signal.SIG_DFL:
             signal.signal(signal.SIGTSTP, self._on_signal)
         until = _deadline(lease)
-        self.supervisor.say("begin", until, names)
-        threading.Thread(target=self._report_loss, args=(lease,), name="interlock-run-loss", daemon=True).start()
         try:
+            self.supervisor.begin(until, names)
+            threading.Thread(target=self._report_loss, args=(lease,), name="interlock-run-loss", daemon=True).start()
             return self._follow(lease, until, min(LONGEST_TICK, ttl / 10))
         except EOFError:
             self._kill_group()
             print("interlock: the supervisor was killed, so the command was, too", file=sys.stderr)
             return EX_UNAVAILABLE
+        except BaseException:  # the caller releases the lease, so the command must have ended
+            self.supervisor.say("lost")
+            self.supervisor.close()
+            raise
         finally:
             signal.signal(signal.SIGTSTP, before)
             self.is_running = False
@@ -159,6 +165,7 @@ class Runner:
         So a script that runs `interlock run` ends, too, as without it.
         """
         if self.ended_by_key:
+            drain()
             signal.signal(self.ended_by_key, signal.SIG_DFL)
             os.killpg(0, self.ended_by_key)
 
@@ -172,27 +179,35 @@ class Runner:
             return
         if number in {signal.SIGTTIN, signal.SIGTTOU} and self._has_terminal():  # it needs the terminal now
             self._set_foreground(self.command)
-            self.supervisor.say("signal", signal.SIGCONT)
+            self.supervisor.say("signal", int(signal.SIGCONT))
             return
         is_given = self._has_command_terminal()
         if is_given:
             self._take_terminal()
         left = max(0.0, lease.remaining())
         print(f"interlock: stopped; unless it goes on, the command is ended within {left:.0f} s", file=sys.stderr)
+        drain()
         stop = signal.SIGTSTP if number == signal.SIGTSTP else signal.SIGSTOP
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.killpg(0, stop)  # returns when the shell continues this job
         signal.signal(signal.SIGTSTP, handler)
         if is_given and self._has_terminal():  # after `fg`, not after `bg`
             self._set_foreground(self.command)
-        self.supervisor.say("signal", signal.SIGCONT)
+        self.supervisor.say("signal", int(signal.SIGCONT))
 
     def _has_terminal(self) -> bool:
         """Whether this job is in the foreground of its terminal."""
-        return self.terminal is not None and os.tcgetpgrp(self.terminal) == os.getpgrp()
+        return self._foreground() == os.getpgrp()
 
     def _has_command_terminal(self) -> bool:
-        return self.terminal is not None and self.command > 0 and os.tcgetpgrp(self.terminal) == self.command
+        return 0 < self.command == self._foreground()
+
+    def _foreground(self) -> int:
+        """The group in the foreground of the terminal; 0 if there is no terminal, or it has hung up."""
+        if self.terminal is not None:
+            with contextlib.suppress(OSError):
+                return os.tcgetpgrp(self.terminal)
+        return 0
 
     def _take_terminal(self) -> None:
         self._set_foreground(os.getpgrp())

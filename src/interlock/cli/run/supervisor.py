@@ -1,10 +1,10 @@
 """The supervisor of `interlock run`: a process that ends the command before its lease can end.
 
-Theory. Three processes take part. The *runner* holds the lease, and renews it. The *supervisor* is a fork of the runner
-from before its first thread: one thread, no connection, no lock, so nothing but its own death can delay it for long.
-The *command* is a child of the supervisor, in a process group of its own. After each renewal the runner tells the
-supervisor until when the lease certainly lasts, on a clock that both have. The supervisor needs nothing else: when that
-time comes near it ends the command, whether the runner renews in vain, was stopped, or was killed.
+Theory. Three processes take part. The *runner* holds the lease, and renews it. The *supervisor* is a program that the
+runner starts: one thread, no connection, no lock, so nothing but its own death can delay it for long. The *command* is
+a child of the supervisor, in a process group of its own. After each renewal the runner tells the supervisor until when
+the lease certainly lasts, on a clock that both have. The supervisor needs nothing else: when that time comes near it
+ends the command, whether the runner renews in vain, was stopped, or was killed.
 
 Rules.
  1. SIGTERM goes to the command's process group `grace` seconds before the deadline; SIGKILL goes to it before the
@@ -15,50 +15,65 @@ Rules.
  5. No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
  6. The supervisor runs before all other processes of the machine, if the system allows that (root, CAP_SYS_NICE): else
     busy processes can delay it. The command runs as the user started it.
+ 7. The supervisor waits for nobody: it prints nothing, and drops a message that the runner has no room for.
 
-The messages are JSON over a socket that keeps their bounds; see `Word`.
+This file is a program, since a fork of the runner would have the runner's command line: `pkill -9 -f 'interlock run'`
+would kill both, and nobody would end what the command has started. The file imports nothing of this package and little
+of the standard library, so the supervisor has started before the runner has connected. Its arguments are two
+descriptors: a socket that keeps the bounds of the messages (see `Word`), and a pipe with what the supervisor has to
+know from the start (see `Setup`), which may be long.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
+import marshal
 import os
 import select
 import signal
-import socket
 import sys
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
+import time
 
-from interlock._protocol.timing import FOREVER
-from interlock._protocol.timing import now as boottime
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # the import of typing would cost a tenth of the start
+    from collections.abc import Callable, Mapping
+    from typing import Any, Final, Literal, NoReturn, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    Word: TypeAlias = Literal[
+        # from the runner
+        "begin",  # until, environment: start the command under a lease that lasts until then
+        "until",  # until: the lease lasts until then
+        "lost",  # the lease is lost: end the command now
+        "signal",  # number: send it to the command
+        # from the supervisor
+        "forked",  # pid: of the process that becomes the command
+        "failed",  # status, text: the command could not be started
+        "stopped",  # number: the signal that stopped the command
+        "ending",  # the supervisor has sent SIGTERM, since the deadline is near
+        "ended",  # code: the exit status, or -n after signal n
+    ]
+    Detail: TypeAlias = int | float | str | dict[bytes, bytes]  # no signal.Signals, which marshal does not take
+    Setup: TypeAlias = tuple[
+        list[bytes],  # the command and its arguments
+        dict[bytes, bytes],  # its environment
+        float,  # grace: seconds from SIGTERM to the deadline
+        int,  # the clock of the deadlines
+        bool,  # whether the command gets the terminal
+        list[int],  # the signals that are blocked for the command
+    ]
 
-__all__ = ["CANNOT_EXECUTE", "NOT_FOUND", "Supervisor"]
+__all__ = ["received", "send"]
 
-Word = Literal[
-    # from the runner
-    "begin",  # until, environment: start the command under a lease that lasts until then
-    "until",  # until: the lease lasts until then
-    "lost",  # the lease is lost: end the command now
-    "signal",  # number: send it to the command
-    # from the supervisor
-    "forked",  # pid: of the process that becomes the command
-    "failed",  # status, text: the command could not be started
-    "stopped",  # number: the signal that stopped the command
-    "ending",  # the supervisor has sent SIGTERM, since the deadline is near
-    "ended",  # code: the exit status, or -n after signal n
-]
 CANNOT_EXECUTE: Final = 126  # the statuses of the shell for a command that was found but is no program, ...
 NOT_FOUND: Final = 127  # ... or was not found
 LONGEST_SLEEP: Final = (
     0.5  # seconds: the timers of a process stand still while the machine sleeps, the deadline does not
 )
-MAX_MESSAGE: Final = 65536  # bytes
+MAX_MESSAGE: Final = 65536  # bytes: as many names as are allowed, of 512 bytes, and their fences
 KILL_MARGIN: Final = 1.0  # seconds from SIGKILL to the deadline, a quarter of the grace at most
 PR_SET_PDEATHSIG: Final = 1
+FOREVER: Final = float("inf")
 IGNORED: Final = tuple(
     getattr(signal, name)
     for name in (
@@ -74,88 +89,49 @@ IGNORED: Final = tuple(
         "SIGUSR2",
     )
 )
+RESTORED: Final = (*IGNORED, signal.SIGCHLD)  # for the command
 
 
-class Supervisor:
-    """The runner's side: starts the supervisor, and talks to it."""
-
-    def __init__(self, argv: Sequence[str], grace: float, terminal: int | None) -> None:
-        """Fork the supervisor. `terminal`: a descriptor, if the command is to get the terminal."""
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        dispositions: dict[int, Any] = {number: signal.getsignal(number) for number in (*IGNORED, signal.SIGCHLD)}
-        sys.stdout.flush()
-        sys.stderr.flush()
-        self.pid = os.fork()
-        if self.pid == 0:
-            status = 1
-            try:
-                self.socket.close()
-                status = _Command(theirs, [*argv], grace, terminal, dispositions).supervise()
-            finally:
-                os._exit(status)
-        theirs.close()
-
-    def say(self, word: Word, *details: object) -> None:
-        """Send a message. A supervisor that has ended hears nothing: `hear` says so."""
-        _send(self.socket, word, *details)
-
-    def hear(self, within: float) -> tuple[Word, list[Any]] | None:
-        """The next message, or None if there is none in so many seconds. Raises EOFError if the supervisor has died."""
-        if not select.select([self.socket], [], [], within)[0]:
-            return None
-        return _received(self.socket)
-
-    def close(self) -> None:
-        """End a supervisor that has no command, or has seen the end of it."""
-        self.socket.close()
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+def send(end: int, word: Word, *details: Detail) -> None:
+    """Send a message. Raises OSError if nobody is there to hear it, or if it is too long."""
+    message = marshal.dumps([word, *details])
+    if len(message) > MAX_MESSAGE:
+        raise OSError(errno.EMSGSIZE, f"a message of {len(message)} bytes is too long: {word}")
+    os.write(end, message)
 
 
-def _send(end: socket.socket, word: Word, *details: object) -> None:
-    with contextlib.suppress(OSError):  # nobody is there to hear it
-        end.send(json.dumps([word, *details]).encode())
-
-
-def _received(end: socket.socket) -> tuple[Word, list[Any]]:
+def received(end: int) -> tuple[Word, list[Any]]:
+    """The next message. Raises EOFError if the other process has ended."""
     message = b""
     for _ in range(2):
         try:
-            message = end.recv(MAX_MESSAGE)
+            message = os.read(end, MAX_MESSAGE)
             break
-        except OSError:  # the other end closed, and had not read all: what it said before is still here
+        except ConnectionResetError:  # it had not read all: what it said before is still here
             continue
     if not message:
         raise EOFError
-    word, *details = json.loads(message)
+    word, *details = marshal.loads(message)
     return word, details
 
 
 class _Command:
     """The supervisor's side: the command, and what became of it."""
 
-    def __init__(
-        self,
-        runner: socket.socket,
-        argv: list[str],
-        grace: float,
-        terminal: int | None,
-        dispositions: Mapping[int, Any],
-    ) -> None:
-        self.runner: socket.socket | None = runner
-        self.argv = argv
-        self.grace = grace
-        self.terminal = terminal
-        self.dispositions = dispositions
+    def __init__(self, runner: int, setup: Setup) -> None:
+        self.runner: int | None = runner
+        self.argv, self.environment, self.grace, self.clock, has_terminal, self.blocked = setup
+        self.terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC) if has_terminal else None
         self.until = FOREVER
         self.kill_at = FOREVER
         self.pid = 0
         self.is_ending = False
 
-    def supervise(self) -> int:
-        """Run the command to its end. Returns an exit status for this process, which nobody reads."""
-        os.setpgid(0, 0)
+    def supervise(self) -> None:
+        """Run the command to its end."""
         self.run_as_started = _run_first()
+        self.kill_with_parent = _death_signal()
+        self.ignored = [each for each in RESTORED if signal.getsignal(each) == signal.SIG_IGN]  # as under nohup
         self.woken, wake = os.pipe()
         for end in (self.woken, wake):
             os.set_blocking(end, False)
@@ -163,6 +139,7 @@ class _Command:
         signal.signal(signal.SIGCHLD, _ignore)  # a function of Python: only that writes to the wakeup descriptor
         for number in IGNORED:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)  # from the start until now all were blocked
         while True:
             ends: list[Any] = [self.woken] if self.runner is None else [self.woken, self.runner]
             readable, _, _ = select.select(ends, [], [], self._sleep())
@@ -172,10 +149,10 @@ class _Command:
                 self._heed()
             if self.pid == 0:
                 if self.runner is None:
-                    return 0
+                    return
                 continue
             if self._has_ended():
-                return 0
+                return
             self._keep_the_promise()
 
     # The runner
@@ -184,7 +161,7 @@ class _Command:
         """Do what the runner says. A runner that has died says nothing more, and the last deadline stands."""
         assert self.runner is not None
         try:
-            word, details = _received(self.runner)
+            word, details = received(self.runner)
         except EOFError:
             self.runner = None
             return
@@ -201,19 +178,19 @@ class _Command:
             case _:
                 pass
 
-    def _say(self, word: Word, *details: object) -> None:
+    def _say(self, word: Word, *details: Detail) -> None:
         if self.runner is not None:
-            _send(self.runner, word, *details)
+            with contextlib.suppress(OSError):  # it has died, or is stopped and has no room left
+                send(self.runner, word, *details)
 
     # The command
 
-    def _start(self, environment: Mapping[str, str]) -> None:
+    def _start(self, environment: Mapping[bytes, bytes]) -> None:
         failed, failing = os.pipe()  # the command's exec closes `failing`
-        kill_with_parent = _death_signal()
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            self._become_the_command(failing, environment, kill_with_parent, supervisor)
+            self._become_the_command(failing, environment, supervisor)
         self._say("forked", self.pid)
         os.close(failing)
         with os.fdopen(failed, "rb") as said:
@@ -222,24 +199,22 @@ class _Command:
             return
         os.waitpid(self.pid, 0)
         self.pid = 0
-        status = NOT_FOUND if int(number) in {2, 20} else CANNOT_EXECUTE  # ENOENT, ENOTDIR
+        status = NOT_FOUND if int(number) in {errno.ENOENT, errno.ENOTDIR} else CANNOT_EXECUTE
         self._say("failed", status, text.decode(errors="replace"))
 
-    def _become_the_command(
-        self, failing: int, environment: Mapping[str, str], kill_with_parent: Any, parent: int
-    ) -> NoReturn:
+    def _become_the_command(self, failing: int, environment: Mapping[bytes, bytes], parent: int) -> NoReturn:
         try:
             os.setpgid(0, 0)
             if self.terminal is not None:
                 os.tcsetpgrp(self.terminal, os.getpid())  # SIGTTOU is still ignored
             signal.set_wakeup_fd(-1)
-            for number, before in self.dispositions.items():
-                signal.signal(number, signal.SIG_IGN if before == signal.SIG_IGN else signal.SIG_DFL)
+            for number in RESTORED:
+                signal.signal(number, signal.SIG_IGN if number in self.ignored else signal.SIG_DFL)
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
             self.run_as_started()
-            kill_with_parent()
+            self.kill_with_parent()
             if os.getppid() == parent:  # else the supervisor died before that, and nobody would end the command
-                os.execvpe(self.argv[0], self.argv, {**os.environ, **environment})
+                os.execvpe(self.argv[0], self.argv, {**self.environment, **environment})
         except OSError as error:
             os.write(failing, f"{error.errno} {error.strerror}".encode())
         finally:
@@ -265,18 +240,21 @@ class _Command:
 
     # The promise
 
+    def _now(self) -> float:
+        return time.clock_gettime(self.clock)
+
     def _sleep(self) -> float | None:
         if self.pid == 0:
             return None
         due = min(self.kill_at, self._kill_by()) if self.is_ending else self.until - self.grace
-        return max(0.0, min(LONGEST_SLEEP, due - boottime()))
+        return max(0.0, min(LONGEST_SLEEP, due - self._now()))
 
     def _kill_by(self) -> float:
         """When the command must be killed: before the deadline, by a part of the grace."""
         return self.until - min(KILL_MARGIN, self.grace / 4)
 
     def _keep_the_promise(self) -> None:
-        now = boottime()
+        now = self._now()
         if not self.is_ending and now >= self.until - self.grace:
             self._end()
         if self.is_ending and now >= min(self.kill_at, self._kill_by()):
@@ -287,17 +265,17 @@ class _Command:
         if self.is_ending:
             return
         self.is_ending = True
-        self.kill_at = boottime() + self.grace
+        self.kill_at = self._now() + self.grace
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)  # a stopped command handles no SIGTERM
         self._say("ending")
 
 
-def _death_signal() -> Any:
+def _death_signal() -> Callable[[], object]:
     """A function that makes Linux kill the calling process when its parent dies; elsewhere it does nothing."""
     if not sys.platform.startswith("linux"):
         return lambda: None
-    import ctypes  # noqa: PLC0415 (before the fork, where an import takes time)
+    import ctypes  # noqa: PLC0415 (not for others)
 
     prctl = ctypes.CDLL(None).prctl
     return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -318,3 +296,21 @@ def _run_first() -> Callable[[], None]:
 
 def _ignore(number: int, frame: object) -> None:
     """Handle a signal that only has to wake the loop."""
+
+
+def main() -> None:
+    """Be the supervisor of the runner that has started this process."""
+    try:
+        runner, told = (int(descriptor) for descriptor in sys.argv[1:])
+        for descriptor in (runner, told):
+            os.set_inheritable(descriptor, False)
+        os.set_blocking(runner, False)
+        with os.fdopen(told, "rb") as setup:
+            command = _Command(runner, marshal.load(setup))
+        command.supervise()
+    finally:  # also after an error: its traceback would wait for a reader of stderr, and nobody would end the command
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
