@@ -25,13 +25,14 @@ def bench():
     try:
         import goals
         import measure
+        import outages
         import report
         import rows
         from growth import command, model, simulated
 
         yield type(
             "bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS}
-            | {"growth": command, "model": model, "simulated": simulated},
+            | {"growth": command, "model": model, "simulated": simulated, "outages": outages},
         )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT / "bench"))
@@ -215,15 +216,14 @@ def test_the_same_numbers_make_the_same_pictures(bench, tmp_path):
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-@pytest.mark.parametrize("threads", [False, True])
 @pytest.mark.parametrize(("clients", "names", "hold"), [(50, 5, 1.0), (30, 3, 25.0)])
-def test_the_model_says_what_the_simulator_counts(bench, clients, names, hold, threads):
+def test_the_model_says_what_the_simulator_counts(bench, clients, names, hold):
     """If the protocol sends other messages one day, the model must change with it."""
     pytest.importorskip("lupa")
-    load = bench.model.Load(clients, names, hold, threads=threads)
+    load = bench.model.Load(clients, names, hold)
     found = bench.simulated.count(load, 50.0)
     assert load.heartbeats == pytest.approx(found["heartbeat"], rel=0.05)
-    assert 3 * load.handovers == pytest.approx(bench.growth.check.handovers(found), rel=0.05)
+    assert 3 * load.handovers == pytest.approx(found["acquire"] + found["release"], rel=0.05)
     assert load.renewals == pytest.approx(found.get("renew", 0), rel=0.05, abs=0.05 * load.handovers)
 
 
@@ -238,3 +238,37 @@ def test_the_model_of_a_cluster(bench):
     assert not many.breaks
     most = bench.model.most_clients(costs, 1, 0.1, 1.0)
     assert bench.model.Node(bench.model.Load(most, most // 10, 1.0), costs, 1).core <= bench.model.FULL
+
+
+# outages
+
+
+def test_an_outage_is_measured():
+    ended = run("outages", "--quick", "--json", "one-restart")
+    assert ended.returncode == 0, ended.stderr
+    (seconds,) = json.loads(ended.stdout)["seconds"].values()
+    assert {name: len(values) for name, values in seconds.items()} == dict.fromkeys(
+        ("max_ttl=2", "max_ttl=1", "redis-py's Lock"), 1
+    )
+    assert seconds["max_ttl=2"][0] > 1.5, "a restart of a server with a log is a quarantine"
+
+
+@pytest.mark.full
+def test_every_outage_is_measured(bench):
+    ended = run("outages", "--quick", "--json", timeout=400)
+    assert ended.returncode == 0, ended.stderr
+    assert [*json.loads(ended.stdout)["seconds"]] == [*bench.outages.FAULTS]
+
+
+def test_the_page_about_failovers_has_the_table_of_the_recorded_numbers(bench):
+    outages = bench.outages
+    numbers, page = json.loads(outages.NUMBERS.read_text()), outages.PAGE.read_text()
+    assert [*numbers["seconds"]] == [*outages.FAULTS]
+    assert outages.table(numbers) in page, "run: scripts/bench outages --again --write"
+    assert page == outages.page_with(page, numbers)
+
+
+def test_a_fault_that_does_not_exist_is_refused_with_those_that_do():
+    ended = run("outages", "kill")
+    assert ended.returncode == 2
+    assert "there is no fault kill. The faults are one-restart, sentinel-kill" in ended.stderr
