@@ -35,11 +35,11 @@ class ObservedCore(Core):
             raise
         return lease
 
-    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
+    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
         """See Core."""
         lease = None
         try:
-            lease = super().lease_from_grant(attempt, fence, sent, handover_ttl)
+            lease = super().lease_from_grant(attempt, fence, sent)
             # Else acquire() reports it: but not one of several in one step, or one that began before anybody observed.
             if lease is not None and attempt.observation is None:
                 report_begin(attempt, sent)
@@ -56,13 +56,13 @@ class ObservedCore(Core):
         try:
             return await super().release(grant)
         finally:
-            if grant.end_reason == Grant.RELEASED:  # it may have passed on
+            if grant.end_reason == Grant.RELEASED:
                 report_released(grant, now)
 
-    async def _release_held(self, grant: Grant, now: float) -> bool:
+    async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
         was_ours = True
         try:
-            was_ours = await super()._release_held(grant, now)
+            was_ours = await super()._release_held(grant, now, waits=waits)
         finally:
             if was_ours:
                 report_released(grant, now)
@@ -70,11 +70,11 @@ class ObservedCore(Core):
                 report_lost(grant, ENDED_BEFORE_RELEASE, now)
         return was_ours
 
-    def _ends_without_waiting(self, grant: Grant, now: float) -> bool:
-        has_ended = super()._ends_without_waiting(grant, now)
-        if has_ended:
+    def _passes_on(self, grant: Grant, now: float) -> bool:
+        has_passed = super()._passes_on(grant, now)
+        if has_passed:
             report_released(grant, now)
-        return has_ended
+        return has_passed
 
     def release_in_background(self, grant: Grant) -> AutoResetEvent:
         """See Core."""

@@ -9,6 +9,7 @@ Rules.
  2. An attempt begins once and has one outcome. The hold of its lease ends once, whoever ends it.
  3. No observer is called under the mutex of a runtime, or by a finalizer: it may log, export, or use a lock itself.
  4. What an observer keeps about an attempt is kept by the attempt. So a lease that never ends leaves nothing behind.
+ 5. An observer may be slow: what a worker has to tell waits in `Reports`, and delays no lease.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.grant import Attempt, Grant
+
+    Tell = Callable[[Callable[["Observer"], object]], None]
 
 
 class Outcome(StrEnum):
@@ -123,7 +126,8 @@ def reset_after_fork() -> None:
     switching = threading.RLock()
 
 
-def _tell(event: Callable[[Observer], object]) -> None:
+def tell(event: Callable[[Observer], object]) -> None:
+    """Tell all observers of this event, now. Workers leave that to `Reports.tell`."""
     for observer in observers:
         try:
             event(observer)
@@ -139,7 +143,7 @@ def _tell(event: Callable[[Observer], object]) -> None:
 def report_begin(attempt: Attempt, now: float) -> None:
     """A caller began to acquire at this time."""
     attempt.observation = Observation(now)
-    _tell(lambda observer: observer.begins(attempt))
+    tell(lambda observer: observer.begins(attempt))
 
 
 def report_acquired(grant: Grant, now: float) -> None:
@@ -148,7 +152,7 @@ def report_acquired(grant: Grant, now: float) -> None:
     if observation is not None and not observation.held_since:
         observation.held_since.append(now)
         waited = now - observation.began
-        _tell(lambda observer: observer.acquired(grant, waited))
+        tell(lambda observer: observer.acquired(grant, waited))
         if observation.has_ended:  # before anybody knew of its hold
             report_released(grant, now)
 
@@ -158,31 +162,31 @@ def report_not_acquired(attempt: Attempt, error: BaseException, now: float) -> N
     observation = attempt.observation
     if observation is not None:
         outcome, waited = outcome_of(error), now - observation.began
-        _tell(lambda observer: observer.not_acquired(attempt, outcome, waited, error))
+        tell(lambda observer: observer.not_acquired(attempt, outcome, waited, error))
 
 
-def report_released(grant: Grant, now: float) -> None:
+def report_released(grant: Grant, now: float, tell: Tell = tell) -> None:
     """The lease was given back, unless its end was reported before."""
     held = _end_hold(grant, now)
     if held is not None:
-        _tell(lambda observer: observer.released(grant, held))
+        tell(lambda observer: observer.released(grant, held))
 
 
-def report_lost(grant: Grant, why: str, now: float) -> None:
+def report_lost(grant: Grant, why: str, now: float, tell: Tell = tell) -> None:
     """The lease was lost for this reason."""
     if observers:
         held, loss = _end_hold(grant, now), loss_of(why)
-        _tell(lambda observer: observer.lost(grant, loss, why, held))
+        tell(lambda observer: observer.lost(grant, loss, why, held))
 
 
-def report_renewed(grant: Grant, slack: float) -> None:
+def report_renewed(grant: Grant, slack: float, tell: Tell) -> None:
     """A renewal succeeded, this many seconds before the lease would have ended."""
-    _tell(lambda observer: observer.renewed(grant, slack))
+    tell(lambda observer: observer.renewed(grant, slack))
 
 
-def report_failed_renewal(grant: Grant) -> None:
+def report_failed_renewal(grant: Grant, tell: Tell) -> None:
     """The lease is in jeopardy."""
-    _tell(lambda observer: observer.renewal_failed(grant))
+    tell(lambda observer: observer.renewal_failed(grant))
 
 
 def _end_hold(grant: Grant, now: float) -> float | None:
