@@ -201,14 +201,6 @@ BY_NAME: Final = {
             weather=Weather(unanswered=0.3, lost=0.05, push_late=0.7, reset=0.3),
             rates=_PAUSE | {"one way": 0.5},
         ),
-        # Confirmations that the server never gets, from processes that then stand still.
-        Profile(
-            "silent holders",
-            weather=Weather(lost=0.15),
-            rates={"pause": 0.5, "crash": 0.1},
-            fault_phase=20.0,
-            quiet_phase=1.0,
-        ),
         # Young processes that seldom wait, and so are not subscribed; people who revoke their leases.
         Profile(
             "revoked",

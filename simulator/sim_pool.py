@@ -6,13 +6,14 @@ again by itself, so that it misses pushes for a short time only.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.asyncio.connection import SILENCE_LIMIT
-from interlock._transports.connections import OwedReply, PendingReplies
+from interlock._transports.connections import PendingReplies
 from interlock._transports.resp import PING, ReplyError, reader
 from interlock.errors import Unavailable
 
@@ -64,7 +65,6 @@ class SimConnection:
         self.stamp = stamp
         self.broken = False  # whether the connection is broken, and the client knows that
         self.unanswered: set[Future] = set()
-        self.owed: dict[SimPending, OwedReply] = {}  # the replies that nobody waits for
         self.silent_since = pool.process.world.now  # when the last reply arrived, or the wait for one began
         self.last_answered_sent = asked_at  # when the last request with a reply was sent, see `_quarantine.primacy`
 
@@ -77,7 +77,6 @@ class SimConnection:
         self,
         commands: Sequence[Command],
         until: float,  # noqa: ARG002 (see Connection)
-        owed: OwedReply | None = None,
     ) -> SimPending:
         """See Connection. A command is a script call or PING."""
         if self.broken:
@@ -87,9 +86,6 @@ class SimConnection:
         if not self.unanswered:
             self.silent_since = process.world.now
         self.unanswered.add(pending.future)
-        if owed is not None:
-            self.owed[pending] = owed
-            pending.future.watchers.append(lambda: self._finish(pending))
         if commands[0] == PING:
             journey = Journey(current(process.world), MESSAGE)
             network.deliver(self, journey, lambda: None, lambda: pending.future.resolve([b"PONG"]))
@@ -98,7 +94,6 @@ class SimConnection:
         for name, _, keys, args in calls:
             if name != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
                 self.pool.on_send(keys, args[:-1])
-        self.pool.network.record.counts["section started from the push"] += calls[0][3][0] == "confirm"
         by_text = calls[0][0] == "EVAL"
         network.send(
             self,
@@ -134,15 +129,18 @@ class SimConnection:
         )
         return [ReplyError(str(reply)) if isinstance(reply, ServerError) else reply for reply in replies]
 
-    def _finish(self, pending: SimPending) -> None:
-        """Hand on the reply to a command that nobody waits for, or the error in its place."""
-        owed, value = self.owed.pop(pending), pending.future.value
+    def expect(self, pending: SimPending) -> None:
+        """Let this reply arrive although no task waits for it."""
+        pending.future.watchers.append(lambda: self._arrived(pending))
+
+    def _arrived(self, pending: SimPending) -> None:
+        value = pending.future.value
         self.unanswered.discard(pending.future)
-        self.pool.network.record.counts["reply owed"] += 1
+        self.pool.network.record.counts["reply that nobody waited for"] += 1
         if isinstance(value, Exception):
-            owed.set_exception(value)
+            pending.error = value
         else:
-            owed.set_result(self._received(value, pending)[0])
+            pending.replies += self._received(value, pending)
 
     def answered(self, sent: float) -> None:
         """Note that the reply to a request sent at this time has arrived."""
@@ -152,8 +150,13 @@ class SimConnection:
     def checkin(self) -> None:
         """See Connection."""
 
-    def checkin_owing(self, owed: OwedReply) -> None:
-        """See Connection."""
+    def flush(self) -> None:
+        """See Connection. It is on its way."""
+
+    async def collect(self, pending: PendingReplies, until: float) -> None:
+        """See Connection. The reply arrives by itself."""
+        with contextlib.suppress(Disconnected):
+            await self.receive(pending, until)
 
     def discard(self, error: BaseException) -> None:
         """See Connection."""
@@ -195,10 +198,6 @@ class SimPool:
 
     def take(self) -> None:
         """See ConnectionPool. There is none, so that each call passes the point `before_send`."""
-
-    def take_to_owe(self) -> SimConnection | None:
-        """See ConnectionPool."""
-        return None if self.network.group.promotes else self.connection
 
     async def checkout(self, until: float) -> SimConnection:
         """See ConnectionPool. Passes the point `before_send` first."""
@@ -249,12 +248,6 @@ class SimPool:
                     each.watchers.remove(completed)
         return [i for i, each in enumerate(pending) if each.is_complete]
 
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See ConnectionPool. A reply arrives by itself, so this waits."""
-        owed = self.connection.owed if self.connection is not None else {}
-        pending = [each for each, reply in owed.items() if reply.sent_at < sent_before]
-        await self.wait_any(pending, len(pending), until)
-
     async def _confirm(self, connection: SimConnection, limit: float) -> None:
         """Ask other servers whether the connection still leads to the primary; drop the connection if it does not."""
         asked_at, future = self.runtime.now(), Future()
@@ -304,6 +297,7 @@ class SimPool:
                 opened(Disconnected("connection refused", sent=False))
                 return
             stamp = self.history.identify(facts, ADDRESS, self.isolation_grace)
+            self.history.log_warnings()
             connection = self.connection = SimConnection(self, host, stamp, asked_at)
             host.links.add(connection)
             self.known_hosts.add(host)

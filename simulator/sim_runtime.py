@@ -56,8 +56,6 @@ class SimEvent:
 class SimRuntime:
     """See Runtime: a process of a simulated world, with its own clock."""
 
-    runs_beside_caller = True
-
     def __init__(self, process: Process) -> None:
         self.process = process
         self.now = process.clock
@@ -66,6 +64,10 @@ class SimRuntime:
     def event(self) -> SimEvent:
         """See Runtime."""
         return SimEvent(self.process)
+
+    def holds_mutex(self) -> bool:
+        """See Runtime."""
+        return False
 
     async def sleep_until(self, until: float) -> None:
         """See Runtime."""

@@ -6,19 +6,19 @@ import math
 from typing import TYPE_CHECKING
 
 from interlock._protocol.timing import RETRY_FOR
-from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT, PROOF_STEPS, least_lossless_ttl
-from interlock._servers.single import SentBatch, SingleServer
+from interlock._quarantine.lossless import PROOF_STEP_TIMEOUT, least_lossless_ttl
+from interlock._servers.single import PendingCall, SentBatch, SingleServer, send_over
 
 from .chance import TRAFFIC
 from .coroutines import Future, Process, Timer
 from .network import Journey, Network
-from .sim_pool import ADDRESS, SimPool, as_address
+from .sim_pool import ADDRESS, SimPending, SimPool, as_address
 from .sim_runtime import SimRuntime, current
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Argument, Message, Reply, Script, Unawaited
+    from interlock._protocol.types import Argument, Message, Reply, Script
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
@@ -62,11 +62,17 @@ class SimServer(SingleServer):
         planted = [(self.network.script(script), keys, args) for script, keys, args in messages]
         return await super().send_batch(planted, until, slots)
 
-    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
+    def send(self, message: Message) -> PendingCall | None:
         """See Server. Sends the script with a planted bug, if there is one."""
         self.on_call([message])
         script, keys, args = message
-        return super().send_unawaited((self.network.script(script), keys, args), now, unawaited)
+        connection = self.pool.connection
+        if connection is None or self.network.group.promotes:
+            return None
+        sent = send_over(connection, (self.network.script(script), keys, args))
+        if isinstance(sent.pending, SimPending):
+            connection.expect(sent.pending)
+        return sent
 
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:
         """See Server."""
@@ -74,7 +80,7 @@ class SimServer(SingleServer):
         self.network.record.counts["old primary may still grant"] += bool(old_primary)
         return old_primary
 
-    async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
+    async def _lossless(self, evidence: str, stamp: IdentityStamp) -> float | None:
         """The result of `least_lossless_ttl`, which asks over connections of its own: a request, and a reply."""
         network, result = self.network, Future()
         process, journey = self.process, Journey(current(self.process.world), TRAFFIC)
@@ -86,8 +92,7 @@ class SimServer(SingleServer):
 
         if not network.blocked(process, there=True):
             process.world.at(process.world.now + network.trip(journey), arrived)
-        timeout = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
-        process.world.at(process.world.now + timeout, Timer(result, None), process)
+        process.world.at(process.world.now + PROOF_STEP_TIMEOUT, Timer(result, None), process)
         least: float | None = await result
         network.record.counts["proven lossless"] += least is not None and least < math.inf
         return least

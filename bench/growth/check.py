@@ -30,17 +30,12 @@ def table(checks: list[Counted]) -> str:
     return "\n".join([head, "|---" * 8 + "|", *(check.markdown() for check in checks)])
 
 
-def handovers(found: dict[str, float]) -> float:
-    """The script calls of handovers. A section that starts from the push has a confirmation of its own."""
-    return found["acquire"] + found["release"] + found.get("confirm", 0.0)
-
-
 def of_simulator(load: Load, found: dict[str, float]) -> list[Counted]:
     """Each kind of message by itself."""
-    of = (f"the simulator, {'threads' if load.threads else 'asyncio'}", load.clients, load.names, load.hold)
+    of = ("the simulator", load.clients, load.names, load.hold)
     checks = [
         Counted(*of, load.heartbeats, found["heartbeat"], "heartbeats"),
-        Counted(*of, CALLS_PER_HANDOVER * load.handovers, handovers(found), "calls of handovers"),
+        Counted(*of, CALLS_PER_HANDOVER * load.handovers, found["acquire"] + found["release"], "calls of handovers"),
     ]
     if load.renewals:
         checks.append(Counted(*of, load.renewals, found["renew"], "renewals"))

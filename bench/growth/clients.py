@@ -151,7 +151,7 @@ def one_client(path: str, size: int, seconds: float) -> Costs:
     sender = Sender(path)
 
     async def work() -> Costs:
-        holder, locks = AsyncInterlock(f"unix://{path}"), AsyncInterlock(f"unix://{path}")
+        holder, locks = AsyncInterlock(f"unix://{path}", max_ttl=60), AsyncInterlock(f"unix://{path}")
         names = [f"growth {os.getpid()} {i}" for i in range(size)]
         leases = await _gather(holder.lock(name, ttl=60, renew=False).acquire() for name in names)
         tasks = [asyncio.create_task(locks.lock(name, fair=True).acquire()) for name in names]

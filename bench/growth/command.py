@@ -45,7 +45,7 @@ examples:
 
 CROWD = model.Load(clients=2000, names=200, hold=1.0)  # of real clients, for the check of the model
 SIMULATED = (
-    model.Load(1000, 100, 1.0), model.Load(300, 30, 25.0), model.Load(300, 30, 25.0, threads=True),
+    model.Load(1000, 100, 1.0), model.Load(300, 30, 25.0),
 )  # fmt: skip
 SETTLE = 0.2  # seconds in which the server forgets the connections of the measurement before
 SIMULATED_SECONDS = 50.0  # virtual; two turns of the second

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from growth import clients as real
 from growth import server
 from interlock._client.waiting import HEARTBEAT_GRAIN, HEARTBEAT_INTERVAL
-from interlock._protocol.timing import HANDOVER_TTL
 from measure import shown
 
 if TYPE_CHECKING:
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 BEAT_EVERY = 0.85 * HEARTBEAT_INTERVAL - HEARTBEAT_GRAIN / 2
 FIRST_BEAT = BEAT_EVERY / 2  # of a wait, this much is after its last heartbeat, on average
 RENEWALS_PER_TTL = 3
-# Seconds into a section at which a lease that started from the push is first renewed, on average: at two thirds of the
-# handover ttl after its stamp, which is a heartbeat old.
-EARLY = 2 / 3 * HANDOVER_TTL - BEAT_EVERY / 2
 MAXCLIENTS = 10_000  # a server's default
 FULL = 0.8  # of a core: above that, queues at the server's socket grow long
 CALLS_PER_HANDOVER = 3
@@ -41,7 +37,6 @@ class Load:
     names: int
     hold: float
     ttl: float = 30.0
-    threads: bool = False  # else asyncio: whose sections do not start from the push, so their lease is a whole one
 
     @property
     def waiters(self) -> int:
@@ -60,14 +55,8 @@ class Load:
 
     @property
     def renewals(self) -> float:
-        """Of a lease, every third of its ttl, if it lasts so long.
-
-        A lease that starts from the push is short until it is confirmed, so its first renewal is early.
-        """
-        every = self.ttl / RENEWALS_PER_TTL
-        if not self.threads:
-            return self.handovers * math.floor(self.hold / every)
-        return self.handovers * (1 + math.floor((self.hold - EARLY) / every)) if self.hold > EARLY else 0.0
+        """Of a lease, every third of its ttl, if it lasts so long."""
+        return self.handovers * math.floor(self.hold * RENEWALS_PER_TTL / self.ttl)
 
     @property
     def calls(self) -> float:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 PIPELINE = 100  # messages in one write
 TTL_MS, HANDOVER_MS = "60000", "3000"
-STAMP_MS = "12345678"  # a client's own clock: the server only keeps it
 RELEASED = 1  # in the reply to a release: the lease was the sender's
 
 
@@ -52,7 +51,7 @@ class Sender:
         return self._packed(resource, resource.keys, ReleaseCall(token, "0").encode())
 
     def heartbeat(self, resource: Resource, tokens: Sequence[str]) -> bytes:
-        call = HeartbeatCall(self.channel, "1", STAMP_MS, [(token, HANDOVER_MS) for token in tokens])
+        call = HeartbeatCall(self.channel, "1", [(token, HANDOVER_MS) for token in tokens])
         return self._packed(resource, resource.keys, call.encode())
 
     def renew(self, resources: Sequence[Resource], tokens: Sequence[str]) -> bytes:

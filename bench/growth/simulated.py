@@ -49,8 +49,6 @@ def count(crowd: Load, seconds: float, seed: int = 1) -> dict[str, float]:
     profile = Profile("growth", clients=(crowd.clients,), workers=(1,), fault_phase=SETTLE + seconds)
     with _isolated() as begin:
         run = Run(seed, profile, Subject, str, None, begin)
-        for client in run.clients:
-            client.server.runtime.runs_beside_caller = crowd.threads  # type: ignore[misc]
         run.world.after_step = lambda: None  # the rules are checked elsewhere; here each check would look at all
         for network in run.networks:
             network.executed = executed

@@ -77,7 +77,7 @@ def identity_stamp(skew: int, restarts: int, since: int, previous: bytes) -> byt
     started = CLOCK_START // 1000 + (skew + since) * TICK
     if previous == b"*":
         previous = _identity(restarts - 1) if restarts else b"-"
-    return b"%s+%d %d %s %s" % (_identity(restarts), started, TTL_MS, previous, _identity(restarts)[:13])
+    return b"%s+%d %d 0 %s %s" % (_identity(restarts), started, TTL_MS, previous, _identity(restarts)[:13])
 
 
 def _identity(restarts: int) -> bytes:

@@ -248,6 +248,8 @@ class ServerState:
         # In a quarantine another machine's clock may count, by which a lease may end earlier.
         if self.trusted and seen.quarantine_until <= self.trace.world.now:
             self._check_none_given_up(seen, holders)
+        if present:
+            self._check_none_waits_for_itself(resource, holders, present)
         self._watch_head(seen, reading, present)
         seen.holders = holders
         self._news_due(seen)
@@ -276,6 +278,15 @@ class ServerState:
                 self.trace.violated(
                     1, f"ensure() passes for {token!r}, and the server has ended that lease of {resource.key!r}"
                 )
+
+    def _check_none_waits_for_itself(
+        self, resource: ResourceModel, holders: dict[bytes, Share], present: dict[bytes, float]
+    ) -> None:
+        """Check rule 4 in the queue."""
+        alive = live_shares(holders, self.server, surely=True)
+        for token in present:
+            if resource.waits_for_itself(token, alive):
+                self.trace.violated(4, f"{token!r} stands in the queue, and may wait there for a lease of its client")
 
     # An isolated primary
 
@@ -341,8 +352,13 @@ class ServerState:
                 self._arrived += 1
                 seen.arrivals[token] = self._arrived, present[token]
 
-    def _check_order(self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float]) -> None:
-        """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile."""
+    def _check_order(
+        self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float], by: Collection[bytes]
+    ) -> None:
+        """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile.
+
+        The waiter that asks gets the reply: nobody may overtake that one.
+        """
         server = self.server
         waiters: dict[bytes, bytes] = server.find(seen.resource.waiters, Hash) or {}
         owner = seen.resource.owner_of
@@ -351,7 +367,8 @@ class ServerState:
         for other in present:
             if other in waiters and other in seen.arrivals and seen.arrivals[other][0] < mine and other not in holders:
                 alive, _, subscribed, channel, *_ = waiters[other].split()
-                if int(alive) > server.now_ms and (subscribed != b"1" or server.subscribers(channel)):
+                is_reachable = other in by or subscribed != b"1" or server.subscribers(channel)
+                if int(alive) > server.now_ms and is_reachable:
                     self.trace.violated(6, f"{token!r} overtook {other!r}")
 
     # Grants
@@ -368,7 +385,7 @@ class ServerState:
             self._check_fence(seen, token, holders[token].fence)
             resource.note_grant(token, reading)
             if present and not resource.may_skip_queue(token, before):
-                self._check_order(seen, token, holders, present)
+                self._check_order(seen, token, holders, present, by)
             if token == seen.head:
                 since = seen.room_since if seen.room_since is not None else self._free_since(seen, reading)
                 self._check_wait(seen, max(since, seen.head_since))
@@ -537,23 +554,29 @@ def in_quarantine(stamp: str, server: Server, resource: ResourceModel, marker: b
     """
     if not resource.has_leases:
         return False
-    record: bytes = server.find(resource.keys[1], bytes) or b"1 - 0 - 0"
-    words = record.decode().split()
+    record: bytes | None = server.find(resource.keys[1], bytes)
+    words = (record or b"1 - 0 - 0").decode().split()
     if len(words) < 5:
         return False  # of a latch or a barrier, which have no leases to lose
-    granted_by, last_ttl = words[3:5]
+    fence, granted_by, last_ttl = int(words[2]), words[3], int(words[4])
     if marker is not None and granted_by == "-":
         granted_by = marker.decode().partition(":")[2]
-    if len(stamp) < IDENTITY_LENGTH or granted_by == stamp[:IDENTITY_LENGTH]:
+    here, has_returned = stamp[:IDENTITY_LENGTH], stamp[IDENTITY_LENGTH : IDENTITY_LENGTH + 1] == "*"
+    if len(stamp) < IDENTITY_LENGTH or (granted_by == here and not has_returned):
         return False
-    _, since, wait, previous, *lossless_from = stamp.split()
-    granted_by, _, known = (previous if granted_by == "-" else granted_by).partition(">")
-    if known.startswith(f"{stamp[:IDENTITY_LENGTH]}>"):
-        since = min(since, known.rpartition(">")[2], key=int)
-    if granted_by == "-":
+    since, wait, grace, previous, *lossless_from = stamp[IDENTITY_LENGTH + 1 :].split()
+    lost, successor, known = [*granted_by.split(">"), "", ""][:3]
+    is_older = has_returned and record is not None and fence < int(since) * 1000 and lost != previous
+    if granted_by == "-" or is_older:
+        lost, successor, known = previous, "", ""
+    if lost in {"-", here}:
         return False
+    known_since, _, known_wait = known.partition("+")
+    if successor == here:
+        since = min(since, known_since, key=int) if lost == previous or not lost.startswith("@") else known_since
     for each in lossless_from:
         identity, _, least = each.partition("/")
-        if granted_by.startswith(identity) and int(least or 0) <= int(last_ttl):
+        if lost.startswith(identity) and int(least or 0) <= last_ttl:
             return False
-    return int(since) + max(int(wait), int(last_ttl)) > server.micros / 1000
+    longest = max(int(wait), last_ttl, int(known_wait or 0))
+    return int(since) + longest + int(grace) > server.micros / 1000

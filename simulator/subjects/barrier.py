@@ -77,7 +77,7 @@ class BarrierModel(ResourceModel):
         verb, token = args[:2]
         now = server.micros / 1000
         if verb == b"heartbeat":
-            self._last_heartbeats |= dict.fromkeys(self._last_heartbeats.keys() & set(args[4::2]), now)
+            self._last_heartbeats |= dict.fromkeys(self._last_heartbeats.keys() & set(args[3::2]), now)
         elif verb == b"acquire" and (reply[0] == QUEUED or token in self._last_heartbeats):
             self._last_heartbeats[token] = now
         if wrong := self._check_passed(server, verb):

@@ -56,6 +56,10 @@ class RWLockModel(PermitsModel):
         """See ResourceModel. A client reads beside its own lease at once."""
         return token in self._beside and self._beside[token] in before
 
+    def waits_for_itself(self, token: bytes, alive: Iterable[bytes]) -> bool:
+        """See ResourceModel. Nobody in front of a reader may get the lock before the reader's own lease ends."""
+        return self.may_skip_queue(token, alive)
+
     def check_reply(
         self, server: Server, args: Sequence[bytes], reply: Any, before: Mapping[bytes, Share]
     ) -> str | None:

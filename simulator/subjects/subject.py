@@ -90,6 +90,10 @@ class ResourceModel:
         """Whether this attempt need not queue, because a lease of its own owner was alive `before`."""
         return False
 
+    def waits_for_itself(self, _token: bytes, _alive: Iterable[bytes]) -> bool:
+        """Whether this attempt, if it stands in the queue, may wait there for one of these leases, which is its own."""
+        return False
+
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
         """Rule 1: say why these leases must not be alive at once; None if they may be."""
         return f"held by {' and by '.join(token.decode() for token in shares)}" if len(shares) > 1 else None

@@ -73,7 +73,7 @@ _POLL_INTERVAL = 0.005  # seconds between two checks of a server that starts or 
 # Seconds for which the server grants nothing during the search for leases. Each batch of the search renews the pause.
 _PAUSE_SECONDS = 2.0
 _SCAN_BATCH = 1000  # keys that one step of the search looks at
-_LOST_LEASES_LAST = 60.0  # seconds for which leases of a crashed server may be alive: the default of max_ttl
+_LOST_LEASES_LAST = 60.0  # seconds for which leases of a crashed server may be alive: the max_ttl of the drop-ins
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes: sun_path without its NUL
 
 _SETTINGS = {
@@ -141,7 +141,7 @@ def stop_shared(*, force: bool = False, timeout: float = _TIMEOUT) -> bool:
     """Stop this user's server, unless clients hold leases in it. Returns whether a server was running.
 
     `force` stops the server in any case. Holders rely on their leases until these expire, so clients of the next server
-    wait for `max_ttl` (60 s) first, as after a crash. The server also loses what `once` has recorded.
+    wait for `max_ttl` (30 s) first, as after a crash. The server also loses what `once` has recorded.
 
     Raises `LeasesHeld`, which names the leases and their holders; `Unavailable` if the server still runs after
     `timeout` seconds.

@@ -294,7 +294,9 @@ async def test_the_hold_of_a_lease_that_was_lost_before_its_report_ends(mode, cl
 
     monkeypatch.setattr(Core, "lease_from_grant", loses)
     await mode.keep(mode.interlock().lock("a").acquire())
-    assert recorder.take() == ["a begins", "a lost: expired", "a acquired", "a released"]
+    await until(lambda: "a lost: expired" in recorder.events)
+    recorder.events.remove("a lost: expired")  # a worker says so, sooner or later than the caller says the rest
+    assert recorder.take() == ONE
 
 
 async def test_a_close_ends_what_is_held(mode, clean, recorder):
@@ -344,7 +346,7 @@ async def test_a_lease_in_jeopardy_is_reported_and_logged_once(mode, clean, reco
 
 async def test_a_lease_that_only_a_finalizer_gives_back_is_released(mode, clean, recorder):
     lease = await mode.interlock().lock("a").acquire()
-    real(lease)._in_with = True  # as that of a `with` which nobody can leave any more
+    real(lease)._grant.in_with = True  # as that of a `with` which nobody can leave any more
     del lease
     gc.collect()
     await until(lambda: not clean.exists("lock:a") and len(recorder.events) == 3)
@@ -368,6 +370,7 @@ async def test_a_renewal_that_has_just_become_due_is_not_late(mode, clean, recor
         renewal.report_ends()
     finally:
         del renewal.renewal_worker.wake_at
+    await until(lambda: recorder.events)
     assert recorder.take() == ["a in jeopardy"]
     await lease.release()
 

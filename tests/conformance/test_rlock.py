@@ -178,6 +178,26 @@ async def test_a_subscribed_lease_that_was_taken_over_is_lost_at_once(mode):
     assert await new.release()
 
 
+@rule(6, 7)
+async def test_of_two_leases_of_an_owner_in_one_client_the_newer_one_counts(mode):
+    """Two callers that ask at the same moment: the second takes over from the first, which learns that at once."""
+    lock = mode.interlock().rlock("a", owner="shop 7")
+    while True:
+        first, second = await asyncio.gather(lock.acquire(), lock.acquire())
+        if first.token != second.token:
+            break
+        assert await first.release() and await second.release()
+    old, new = sorted((first, second), key=lambda lease: lease.fence)
+    inner = await lock.acquire()
+    assert (inner.token, inner.fence) == (new.token, new.fence)
+    assert old.state == "lost"
+    assert old.lost.is_set()
+    with pytest.raises(LeaseLost, match="its owner has acquired the lock again"):
+        old.ensure()
+    assert await inner.release() and await new.release()
+    assert not await old.release()
+
+
 @rule(6)
 async def test_every_section_of_an_owner_raises_the_loss(mode):
     """They share one lease: each of them lost it, not only the last one to leave."""

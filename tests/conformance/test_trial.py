@@ -630,7 +630,7 @@ USES = [
         lease(lambda held: held.extend(3600)),
         ConfigError,
         "lock 'a'",
-        "at most max_ttl (60 s), not 3600",
+        "at most max_ttl (30 s), not 3600",
     ),
     wrong("extend()", lease(lambda held: held.extend()), TypeError, "Lease.extend() missing", "'ttl'"),
     wrong(

@@ -45,6 +45,88 @@ def held(clean) -> list[bytes]:
     ]
 
 
+# A section that another task leaves
+
+BY_ANOTHER_TASK = pytest.mark.parametrize("kind", ["lock", "multi"])
+
+
+async def leave_elsewhere(thing, error) -> None:
+    """Leave the section in a task of its own, with the error of the body."""
+    leaving = asyncio.create_task(thing.__aexit__(type(error), error, None))
+    await asyncio.wait([leaving])
+    leaving.result()
+
+
+async def lost_body(locks, lease, *, also=lambda: None) -> BaseException:
+    """The error of a body whose lease is lost."""
+    with pytest.raises(asyncio.CancelledError) as caught:
+        lose(locks, lease["a"] if isinstance(lease, interlock.aio.MultiLease) else lease)
+        also()
+        await asyncio.sleep(30)
+    return caught.value
+
+
+def lockable(locks, kind):
+    return locks.multi(locks.lock("a"), locks.lock("b")) if kind == "multi" else locks.lock("a")
+
+
+@rule(6)
+@BY_ANOTHER_TASK
+async def test_a_lost_section_that_another_task_leaves_raises_the_loss_there(server, clean, kind):
+    async with interlock.aio.Interlock(server.url) as locks:
+        thing = lockable(locks, kind)
+        error = await lost_body(locks, await thing.__aenter__())
+        with pytest.raises(LeaseLost):
+            await leave_elsewhere(thing, error)
+        assert nothing_pends()
+    assert not held(clean)
+
+
+@rule(6)
+@BY_ANOTHER_TASK
+async def test_an_error_made_of_our_cancellation_leaves_none_if_another_task_leaves(server, clean, kind):
+    async with interlock.aio.Interlock(server.url) as locks:
+        thing = lockable(locks, kind)
+        await lost_body(locks, await thing.__aenter__())
+        error = ValueError("made of a CancelledError")
+        await leave_elsewhere(thing, error)  # which raises nothing: the error goes on
+        assert isinstance(error.__context__, LeaseLost)
+        assert nothing_pends()
+
+
+@rule(6)
+@BY_ANOTHER_TASK
+async def test_a_cancellation_beside_a_loss_goes_on_if_another_task_leaves(server, clean, kind):
+    async with interlock.aio.Interlock(server.url) as locks:
+        thing, here = lockable(locks, kind), asyncio.current_task()
+        error = await lost_body(locks, await thing.__aenter__(), also=here.cancel)
+        await leave_elsewhere(thing, error)  # which raises nothing: the CancelledError goes on
+        assert here.cancelling() == 1
+        here.uncancel()
+
+
+@rule(6)
+@BY_ANOTHER_TASK
+async def test_a_loss_whose_cancellation_is_on_its_way_takes_no_cancellation_from_who_leaves(server, clean, kind):
+    """The task that entered waits elsewhere, and learns of the loss there."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        thing, entered, learned = lockable(locks, kind), asyncio.Event(), []
+
+        async def enter() -> None:
+            learned.append(await thing.__aenter__())
+            entered.set()
+            await asyncio.sleep(30)
+
+        entering = asyncio.create_task(enter())
+        await entered.wait()
+        lose(locks, learned[0]["a"] if kind == "multi" else learned[0])
+        with pytest.raises(LeaseLost):
+            await thing.__aexit__(None, None, None)
+        assert nothing_pends()
+        await asyncio.wait([entering])
+        assert entering.cancelled()
+
+
 # The tasks that are inside one lease
 
 

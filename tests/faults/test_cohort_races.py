@@ -5,16 +5,16 @@ Each test stops a thread where another one once could do harm. Not here: interru
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import interlock
-from faults.test_section_from_push import wait_until
+from harness.modes import wait_until
 from interlock import Deadlock, LeaseLost
 from interlock._client import core as core_module
-from interlock._protocol.types import Disconnected
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -24,7 +24,7 @@ class World:
     """Two clients, and threads for their calls."""
 
     def __init__(self, url):
-        self.locks, self.others = interlock.Interlock(url), interlock.Interlock(url)
+        self.locks, self.others = interlock.Interlock(url, max_ttl=50), interlock.Interlock(url)
         self.core = self.locks._session.core
         self.threads = ThreadPoolExecutor(8)
 
@@ -106,21 +106,57 @@ def test_a_command_of_a_section_that_has_passed_on_does_not_run_in_the_next_one(
     assert following.release()
 
 
-@rule(6)
-def test_a_confirmation_that_failed_takes_no_later_section_out_of_the_renewal(world, monkeypatch):
-    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+@rule(2, 6)
+def test_a_lease_whose_renewal_is_under_way_does_not_pass_on_and_is_never_forgotten(world, monkeypatch, clean):
+    """Both the section that ended and the one that follows it stay in the book until their own end."""
+    lease, renewal, server = world.locks.lock("a", ttl=3).acquire(), world.core.renewal, world.locks._session.server
+    call, call_many, stop = world.comes(ttl=3), server.call_many, Stop()
+
+    async def slowly(messages, until):
+        if any(args[0] == "renew" for _, _, args in messages):
+            stop()
+        return await call_many(messages, until)
+
+    monkeypatch.setattr(server, "call_many", slowly)
+    assert stop.reached.wait(10), "no renewal"
+    assert lease.release()
+    following = call.result(10)
+    stop.goes_on.set()
+    assert following.token != lease.token, "the lease has passed on beside its renewal"
+    assert renewal.held() == [following._grant]
+    stop.reached.clear()
+    assert stop.reached.wait(10), "nobody renews the lease of the section"
+    assert following._grant.end_reason is None
+    clean.delete("lock:a")
+    assert following.lost.wait(10), "nobody reports its loss"
+
+
+@rule(1, 2)
+def test_a_lease_that_extend_found_lost_does_not_pass_on(world, monkeypatch, clean):
+    lease, stop = world.locks.lock("a").acquire(), Stop()
     call = world.comes()
-    renew_now = renewal._renew_now
+    lose = world.core.renewal.lose
 
-    def slowly(grant):
-        lease.release()
-        call.result(10)
-        renew_now(grant)
+    def slowly(grant, why):
+        if threading.current_thread() is extending:
+            stop()  # it knows that the lease is lost
+        lose(grant, why)
 
-    monkeypatch.setattr(renewal, "_renew_now", slowly)
-    renewal.on_confirmation(lease.token, Disconnected("it broke", sent=True), renewal.runtime.now())
-    assert call.result()._grant in renewal.held()
-    assert call.result().release()
+    def extend():
+        with contextlib.suppress(LeaseLost):
+            lease.extend(30)
+
+    monkeypatch.setattr(world.core.renewal, "lose", slowly)
+    clean.delete("lock:a")
+    extending = threading.Thread(target=extend)
+    extending.start()
+    assert stop.reached.wait(10)
+    assert not lease.release()
+    following = call.result(10)
+    stop.goes_on.set()
+    extending.join(10)
+    assert following.token != lease.token, "the lease has passed on"
+    assert following.release()
 
 
 @rule(6, 11)

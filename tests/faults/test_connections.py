@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -21,6 +22,7 @@ from harness.clock import machine_time
 from harness.modes import SLACK, is_subscribed, outcome, queued, until, wait_until
 from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
+from interlock._connect.refusals import connection_error
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
@@ -307,3 +309,86 @@ def test_a_connection_for_which_a_thread_waited_is_confirmed_like_any_other(serv
 def test_a_number_of_connections_that_is_none_is_refused(number):
     with pytest.raises(ConfigError, match="max_connections must be a whole number"):
         interlock.Interlock("redis://127.0.0.1", max_connections=number)
+
+
+@pytest.mark.runs_on("its own servers", starts="valkey-9.1", modes="threads")
+@rule(6)
+def test_the_next_connection_that_a_thread_gives_back_renews_if_the_server_takes_no_more(node, client):
+    with interlock.Interlock(node.url, registry=False) as locks:
+        lease = locks.lock("held", ttl=SHORT).acquire()
+        pool = locks._session.server.pool
+        for _ in range(3):
+            connection = run(pool.checkout(FOREVER))  # the only one
+            client.config_set("maxclients", client.info("clients")["connected_clients"])
+            before = lease._grant.deadline
+            wait_until(lambda: (not pool.idle and pool.turns) or lease.lost.is_set())
+            connection.checkin()
+            assert pool.take() is None, "a thread at work that gives it back must not be faster than the renewal"
+            wait_until(lambda: lease._grant.deadline > before)
+            wait_until(lambda: pool.idle)
+        assert client.info("stats")["rejected_connections"]
+        assert pool._open_number == 1
+        assert not pool.turns
+        assert lease.release()
+
+
+@pytest.mark.runs_on("its own servers", starts="valkey-9.1", modes="threads")
+@rule(6)
+def test_threads_at_work_on_a_server_that_takes_no_more_connections_cost_no_lease(node, client):
+    number = 6
+    with interlock.Interlock(node.url, registry=False) as locks, ThreadPoolExecutor(number) as threads:
+        lease = locks.lock("held", ttl=SHORT).acquire()
+        pool = locks._session.server.pool
+        for connection in [run(pool.checkout(FOREVER)) for _ in range(number)]:
+            connection.checkin()
+        client.config_set("maxclients", client.info("clients")["connected_clients"])
+        done = threading.Event()
+
+        def work(name):
+            while not done.is_set():
+                with locks.lock(name):
+                    pass
+
+        working = [threads.submit(work, f"busy{i}") for i in range(number)]
+        try:
+            for _ in range(3):
+                before = lease._grant.deadline
+                wait_until(lambda: lease._grant.deadline > before or lease.lost.is_set())
+                lease.ensure()
+        finally:
+            done.set()
+        for each in working:
+            each.result()
+        assert lease.release()
+
+
+def test_a_node_of_a_cluster_that_takes_no_more_connections_may_take_some_in_a_moment():
+    """A single server says "max number of clients reached", which redis-py makes a ConnectionError."""
+    error = redis.ResponseError("max number of clients + cluster connections reached")
+    address = SimpleNamespace(kind="tcp", display_url="redis://localhost:7000")
+    assert isinstance(connection_error(error, address), Disconnected)
+
+
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+def test_a_worker_to_which_nobody_gives_a_connection_says_why_it_could_open_none(server, clean):
+    """And a connection that comes back a moment later is idle: no thread is told of it that waits no more."""
+    with interlock.Interlock(server.url, registry=False) as locks:
+        pool = locks._session.server.pool
+        connection, failed = run(pool.checkout(FOREVER)), []
+
+        def refused(_until):
+            raise Disconnected("max number of clients reached", sent=False)
+
+        async def ask():
+            with pytest.raises(Disconnected) as caught:
+                await pool.checkout(pool.runtime.now() + 0.1)
+            failed.append(str(caught.value))
+
+        pool.open = refused
+        locks._session.runtime.spawn(ask, "interlock-test", lambda: None)
+        wait_until(lambda: failed)
+        connection.checkin()
+        assert failed == ["max number of clients reached"]
+        assert list(pool.idle) == [connection]
+        assert not pool.turns
+        del pool.open

@@ -131,13 +131,13 @@ def a_refusal_beside_the_dead(client):
 
 def heartbeats_that_let_many_in(client):
     tokens = waits(client, READ, MANY, alive=True, wants=" 1")[:HEARTBEAT_BATCH]
-    yield READ, READ.keys, HeartbeatCall("nobody", "1", "0", [(token, "3000") for token in tokens]).encode()
+    yield READ, READ.keys, HeartbeatCall("nobody", "1", [(token, "3000") for token in tokens]).encode()
 
 
 def heartbeats_of_the_parties_of_a_barrier(client):
     arrive(client, BARRIER, HEARTBEAT_BATCH)
     tokens = [f"dead/{i}" for i in range(HEARTBEAT_BATCH)]
-    yield BARRIER, BARRIER.keys, HeartbeatCall("nobody", "1", "0", [(token, "3000") for token in tokens]).encode()
+    yield BARRIER, BARRIER.keys, HeartbeatCall("nobody", "1", [(token, "3000") for token in tokens]).encode()
 
 
 def renewals_of_many_readers(client):

@@ -26,10 +26,12 @@ import pytest
 
 import interlock
 import interlock.aio
-from harness.modes import until
+from harness.modes import until, wait_until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
+from interlock._client.grant import Grant
 from interlock._client.observer import Observer, observe, stop_observing
+from interlock._client.renewal import DROPPED
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
 from interlock._transports.asyncio.runtime import AutoResetEvent
@@ -390,6 +392,142 @@ async def test_a_section_that_an_interrupt_left_is_released_before_any_garbage_c
             gc.enable()
 
 
+@rule(6, 8)
+@pytest.mark.parametrize("kind", ["lock", "rlock", "multi"])
+@pytest.mark.parametrize("in_with", [True, False], ids=["with", "acquire"])
+async def test_an_interrupt_at_any_step_of_a_finalizer_leaves_no_lease_renewed(server, clean, in_with, kind):
+    """Python drops what a handler raises there, and calls the finalizer never again."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        at, done, grants = 0, False, []
+        while not done:
+            at += 1
+            lockable = locks.multi(locks.lock(f"{{{at}}}a", ttl=SHORT), locks.rlock(f"{{{at}}}b", ttl=SHORT))
+            lockable = lockable if kind == "multi" else getattr(locks, kind)(f"a{at}", ttl=SHORT)
+            lease = await lockable.acquire()
+            if in_with:  # as that of an `async with` which nobody can leave any more
+                lease._mark_in_with()
+            grants += lease._lasting_grants()
+            with Interruption(at) as interruption:
+                lease = None
+            done = interruption.done
+        assert at > 5
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+        reasons = {grant.end_reason for grant in grants}
+        assert reasons == {Grant.RELEASED if in_with else DROPPED}
+
+
+@rule(6, 8)
+@pytest.mark.parametrize("in_with", [True, False], ids=["with", "acquire"])
+def test_an_interrupt_at_any_step_of_a_finalizer_leaves_no_lease_of_a_thread_renewed(server, clean, in_with):
+    with interlock.Interlock(server.url) as locks:
+        at, done, grants = 0, False, []
+        while not done:
+            at += 1
+            lease = locks.lock(f"a{at}", ttl=SHORT).acquire()
+            if in_with:
+                lease._mark_in_with()
+            grants.append(lease._grant)
+            with Interruption(at) as interruption:
+                lease = None
+            done = interruption.done
+        assert at > 5
+        wait_until(lambda: nothing_renewed(locks) and not held(clean))
+        assert {grant.end_reason for grant in grants} == {Grant.RELEASED if in_with else DROPPED}
+
+
+@rule(6, 8)
+async def test_an_interrupt_of_a_section_in_whose_midst_garbage_is_collected_leaves_nothing_renewed(server, clean):
+    """So it may come in the finalizer of another section, which an earlier interrupt has left."""
+
+    async def section(thing, *, once_more: bool) -> None:
+        async with thing:
+            if once_more:
+                await section(thing, once_more=False)
+
+    async with interlock.aio.Interlock(server.url) as locks:
+        await section(locks.rlock("warm", ttl=SHORT), once_more=True)
+        at, done, usual = 0, False, gc.get_threshold()
+        gc.set_threshold(20, 2, 2)
+        try:
+            while not done:
+                at += 1
+                running = asyncio.create_task(section(locks.rlock(f"a{at}", ttl=SHORT), once_more=True))
+                with Interruption(at, mine=lambda *_: asyncio.current_task() is running) as interruption:
+                    await asyncio.wait([running])
+                done = interruption.done
+                assert isinstance(running.exception(), Stop | None), at
+                running = None
+        finally:
+            gc.set_threshold(*usual)
+        assert at > 80
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+@rule(8)
+async def test_a_lease_that_passed_to_a_caller_whose_end_was_interrupted_is_given_back(server, clean, monkeypatch):
+    """Ctrl-C twice: the second comes where the first gives back what has passed to its caller."""
+    passed = []
+
+    def interrupted(attempt):
+        passed.append(leave(attempt))
+        raise Stop
+
+    async def waits() -> None:
+        async with locks.lock("a", ttl=SHORT):
+            pytest.fail("it was cancelled")
+
+    async with interlock.aio.Interlock(server.url) as locks:
+        cohorts = locks._session.core.cohorts
+        leave = cohorts.leave
+        async with locks.lock("a", ttl=SHORT):
+            waiting = asyncio.create_task(waits())
+            await until(cohorts.waiting)
+            monkeypatch.setattr(cohorts, "leave", interrupted)
+        waiting.cancel()
+        with pytest.raises(Stop):
+            await waiting
+        monkeypatch.undo()
+        assert passed[0].end_reason is None
+        async with locks.lock("a", timeout=30):
+            pass
+        await until(lambda: nothing_renewed(locks) and not held(clean))
+
+
+@rule(8)
+@pytest.mark.parametrize("mode_name", ["threads", "asyncio"])
+async def test_an_interrupt_at_any_step_of_an_inner_section_does_not_keep_the_outer_one(server, clean, mode_name):
+    """Also if somebody keeps the lease: the inner section leaves its share of it."""
+    kept, at, done = [], 0, False
+
+    async def inside(locks, name) -> bool:
+        async with locks.rlock(name) as lease:
+            kept.append(lease)
+            with Interruption(at) as interruption:
+                async with locks.rlock(name):
+                    pass
+            gc.collect()  # of the section, which stands in the traceback
+            return interruption.done
+
+    def inside_in_thread(locks, name) -> bool:
+        with locks.rlock(name) as lease:
+            kept.append(lease)
+            with Interruption(at) as interruption, locks.rlock(name):
+                pass
+            gc.collect()
+            return interruption.done
+
+    async with interlock.aio.Interlock(server.url) as locks:
+        with interlock.Interlock(server.url) as blocking:
+            while not done:
+                at += 1
+                if mode_name == "asyncio":
+                    done = await inside(locks, f"a{at}")
+                else:
+                    done = inside_in_thread(blocking, f"a{at}")
+                assert kept[-1].state == "released", at
+    assert at > 30
+
+
 @rule(8)
 async def test_a_lease_that_becomes_unreachable_during_a_renewal_is_released(server, clean):
     """Finalizers do not wake the worker that takes up the leases which they leave."""
@@ -405,7 +543,7 @@ async def test_a_lease_that_becomes_unreachable_during_a_renewal_is_released(ser
 
         port.call_many = slow
         lease = await locks.lock("a").acquire()
-        lease._in_with = True  # as that of an `async with` which nobody can leave any more
+        lease._mark_in_with()  # as that of an `async with` which nobody can leave any more
         await asyncio.wait_for(asked.wait(), 30)
         await asyncio.sleep(0.1)  # the worker of ends has gone to sleep
         lease = None
@@ -451,7 +589,7 @@ async def test_after_an_interrupt_in_a_connection_no_command_gets_the_reply_to_a
             if not running.exception():
                 await running.result().release()
             running = None
-        assert at > 10
+        assert at > 5
         await until(lambda: nothing_renewed(locks) and not held(clean))
 
 
@@ -467,7 +605,7 @@ def is_asleep(thread) -> bool:
 
 def half_way(frame, event) -> bool:
     """Whether a profiling event stands inside a step of the connection that has to be done as a whole."""
-    return event == "c_return" and frame.f_code.co_name in {"_send", "_flush", "data_received"}
+    return event == "c_return" and frame.f_code.co_name in {"_send", "flush", "data_received"}
 
 
 @rule(8)

@@ -20,24 +20,25 @@ import redis
 import interlock
 import interlock.aio
 from harness.clock import machine_time
-from harness.modes import SLACK, outcome, real, until
+from harness.modes import SLACK, outcome, real, until, wait_until
 from interlock import ConfigError, LeaseLost, LeaseState
-from interlock._client.leaving import LOST_AFTER, READ_INTERVAL
+from interlock._client import session, undo
+from interlock._client.undo import LOOK_AFTER, LOST_AFTER
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 
-def owed(mode, locks) -> dict:
-    """The releases of this client whose replies nobody has read."""
-    return mode.session(locks).leaving.owed
+def left(mode, locks):
+    """The releases of this client at whose replies nobody has looked."""
+    return mode.session(locks).undo.left
 
 
 def settled(mode, locks) -> bool:
     """Whether the client waits for no reply, and undoes nothing."""
     session = mode.session(locks)
-    return not session.leaving.owed and not session.undo.jobs
+    return not session.undo.left and not session.undo.jobs
 
 
 async def in_one_thread(mode, made, blocking, not_blocking):
@@ -80,7 +81,7 @@ async def test_a_with_ends_before_the_reply_to_its_release(mode, clean, proxy, m
         began = machine_time()
     assert machine_time() - began < SLACK
     assert lease.state is LeaseState.RELEASED
-    assert owed(mode, locks)
+    assert left(mode, locks)
     proxy.hold = False
     await until(lambda: settled(mode, locks))
     assert await (await thing.try_acquire()).release()
@@ -102,7 +103,7 @@ async def test_a_decorated_call_ends_before_the_reply_to_its_release(mode, clean
         lambda locks: locks.synchronized("a")(blocking)(),
         lambda locks: locks.synchronized("a")(not_blocking)(),
     )
-    assert owed(mode, locks)
+    assert left(mode, locks)
     proxy.hold = False
     await until(lambda: settled(mode, locks))
 
@@ -111,20 +112,14 @@ async def test_the_worker_reads_a_reply_that_nobody_else_reads(mode, clean):
     locks = mode.interlock(confirm=False)
     async with locks.lock("a"):
         pass
-    await until(lambda: not owed(mode, locks), within=2 * READ_INTERVAL + SLACK)
+    await until(lambda: not left(mode, locks), within=2 * LOOK_AFTER + SLACK)
     assert not clean.exists("lock:a")
 
 
 @rule(8)
 async def test_a_try_right_after_the_section_succeeds(mode, clean):
-    """Other threads use the connections meanwhile, of which there are few."""
-    locks, over = mode.interlock(confirm=False, max_connections=3), threading.Event()
-
-    def busy(locks) -> None:
-        other = locks.lock(f"other {threading.get_ident()}")
-        while not over.is_set():
-            with other:
-                pass
+    """The same connection brings both to the server, if no other thread uses the Interlock."""
+    locks = mode.interlock(confirm=False)
 
     def blocking(locks) -> int:
         lock, misses = locks.lock("a"), 0
@@ -148,13 +143,49 @@ async def test_a_try_right_after_the_section_succeeds(mode, clean):
                 await lease.release()
         return misses
 
+    assert await in_one_thread(mode, locks, blocking, not_blocking) == 0
+
+
+@rule(8)
+async def test_a_call_right_after_the_section_waits_for_the_release_at_most(mode, clean):
+    """Other threads use the connections meanwhile, so the release and the acquire travel over two of them."""
+    locks, over = mode.interlock(confirm=False, max_connections=3), threading.Event()
+
+    def busy(locks) -> None:
+        other = locks.lock(f"other {threading.get_ident()}")
+        while not over.is_set():
+            with other:
+                pass
+
+    def blocking(locks) -> None:
+        for _ in range(150):
+            with locks.lock("a", timeout=30):
+                pass
+
+    async def not_blocking(locks) -> None:
+        for _ in range(150):
+            async with locks.lock("a", timeout=30):
+                pass
+
     others = [mode.in_thread(busy, real(locks)) for _ in range(4 if mode.name == "threads" else 0)]
     others = [asyncio.ensure_future(each) for each in others]
     try:
-        assert await in_one_thread(mode, locks, blocking, not_blocking) == 0
+        await in_one_thread(mode, locks, blocking, not_blocking)
     finally:
         over.set()
         await asyncio.gather(*others)
+    await until(lambda: settled(mode, locks) and not clean.exists("lock:a"))
+
+
+async def test_a_body_without_an_await_does_not_keep_the_lock_of_the_section_before(mode, clean):
+    """The release is written before the `with` ends: the loop, or the process, may stand still right after it."""
+    locks = mode.interlock(confirm=False)
+    async with locks.lock("a"):
+        pass
+    end = machine_time() + 30  # the loop does not run meanwhile
+    while clean.exists("lock:a"):
+        assert machine_time() < end
+    assert left(mode, locks)
 
 
 @pytest.mark.runs_on("valkey-9.1", modes="threads")
@@ -169,7 +200,7 @@ def test_the_pool_does_not_grow(server, clean):
 
 @pytest.mark.runs_on("valkey-9.1", modes="threads")
 def test_many_threads_on_one_lock_lose_no_wake_up(server, clean):
-    """Each waits for a connection, too, and gives one back that owes a reply."""
+    """Each waits for a connection, too, and gives one back that has an unread reply."""
     count, most = [0], 4
     with interlock.Interlock(server.url, confirm=False, max_connections=most) as locks:
         pool = locks._session.server.pool
@@ -195,24 +226,24 @@ async def test_a_body_that_raises_leaves_so_too(mode, clean, proxy):
         async with locks.lock("a"):
             proxy.hold = True
             raise ZeroDivisionError
-    assert owed(mode, locks)
+    assert left(mode, locks)
     proxy.hold = False
     await until(lambda: settled(mode, locks) and not clean.exists("lock:a"))
 
 
 @rule(8)
-async def test_a_script_that_the_server_forgot_is_sent_before_the_next_request(mode, clean):
+async def test_a_release_whose_script_the_server_forgot_keeps_nobody_out(mode, clean):
     locks = mode.interlock(confirm=False)
 
     def blocking(locks) -> bool:
         with locks.lock("a"):
             clean.script_flush()
-        return locks.lock("a").try_acquire().release()
+        return locks.lock("a").acquire(timeout=20).release()
 
     async def not_blocking(locks) -> bool:
         async with locks.lock("a"):
             clean.script_flush()
-        return await (await locks.lock("a").try_acquire()).release()
+        return await (await locks.lock("a").acquire(timeout=20)).release()
 
     assert await in_one_thread(mode, locks, blocking, not_blocking)
     await until(lambda: settled(mode, locks))
@@ -239,6 +270,7 @@ async def test_a_loss_that_only_the_reply_tells_is_reported(mode, clean, caplog)
     assert lease.state is LeaseState.LOST
     with pytest.raises(LeaseLost, match="had ended in the server before it was released"):
         lease.ensure()
+    await until(lambda: "is lost" in caplog.text)
     assert [each for each in caplog.records if "is lost" in each.message and each.levelno == logging.WARNING]
 
 
@@ -274,11 +306,55 @@ async def test_release_waits_for_the_reply(mode, clean):
     assert await lease.release() is False
 
 
+@rule(6)
+@pytest.mark.runs_on("valkey-9.1", modes="threads")
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_loss_is_reported_though_a_thread_keeps_the_connection_of_an_earlier_release(server, clean, closes):
+    told = []
+    with interlock.Interlock(server.url, confirm=False) as locks:
+        undo, pool = locks._session.undo, locks._session.server.pool
+        with locks.lock("b", on_lost=told.append):
+            other = pool.take()
+            with locks.lock("a"):
+                pass
+            busy = pool.take()  # another thread uses it, and is slow
+            other.checkin()
+            clean.delete("lock:b")
+        assert [each.sent.connection is busy for each in undo.left] == [True, False]
+        if closes:
+            locks.close()
+        else:
+            wait_until(lambda: told)
+            assert [each.sent.connection is busy for each in undo.left] == [True]
+        wait_until(lambda: told)
+        busy.checkin()
+
+
+@pytest.mark.runs_on("valkey-9.1", modes="threads")
+def test_an_error_in_place_of_the_reply_drops_the_connections_once(server_pool, cell):
+    with (
+        server_pool.spare(cell.kind) as node,
+        redis.Redis.from_url(node.url) as client,
+        interlock.Interlock(node.url, confirm=False) as locks,
+    ):
+        drops, pool = [], locks._session.server.pool
+        drop_all = pool.drop_all
+        with locks.lock("a"):
+            client.replicaof("127.0.0.1", "1")
+        (left,) = locks._session.undo.left
+        pool.drop_all = lambda: drops.append(drop_all())
+        wait_until(lambda: left.sent.reply is not None)
+        assert "READONLY" in str(left.sent.reply)
+        assert len(drops) == 1
+        client.replicaof("no", "one")
+        wait_until(lambda: not client.exists("lock:a"))
+
+
 # The reply is lost
 
 
 @rule(8)
-async def test_a_connection_that_breaks_with_a_reply_owed_leaves_a_tombstone(mode, clean, proxy):
+async def test_a_connection_that_breaks_before_the_reply_costs_one_more_release(mode, clean, proxy):
     locks = mode.interlock(f"{proxy.url}?socket_timeout=30", confirm=False)
     await (await locks.lock("warm").acquire()).release()
     async with locks.lock("a") as lease:
@@ -288,8 +364,6 @@ async def test_a_connection_that_breaks_with_a_reply_owed_leaves_a_tombstone(mod
     proxy.drop_replies = False
     await until(lambda: settled(mode, locks))
     assert lease.state is LeaseState.RELEASED
-    tombstones = [key for key in clean.scan_iter("*") if b"gone" in key or b"tomb" in key]
-    assert tombstones, [*clean.scan_iter("*")]
     assert await (await locks.lock("a").try_acquire()).release()
 
 
@@ -303,6 +377,24 @@ async def test_a_release_that_never_arrived_is_repeated_long_before_the_ttl(mode
     await until(lambda: not clean.exists("lock:a"))
     assert machine_time() - began < LOST_AFTER + 2 + SLACK
     await until(lambda: settled(mode, locks))
+
+
+@rule(6)
+@pytest.mark.runs_on("valkey-9.1", modes="threads")
+def test_a_reply_is_not_lost_while_a_thread_that_stands_still_keeps_its_connection(server, clean, caplog):
+    """As when the process was stopped for a while: the reply is there, and may tell of a loss."""
+    told = []
+    with interlock.Interlock(server.url, confirm=False) as locks:
+        undo = locks._session.undo
+        with locks.lock("a", on_lost=told.append):
+            clean.delete("lock:a")
+        busy = locks._session.server.pool.take()
+        sent_at = undo.left[0].sent_at
+        wait_until(lambda: undo.next_look > sent_at + LOST_AFTER + 2 * LOOK_AFTER)  # the worker has looked by then
+        assert undo.left
+        busy.checkin()
+        wait_until(lambda: told)
+    assert "no reply" not in caplog.text
 
 
 @rule(8)
@@ -343,7 +435,7 @@ async def test_a_server_that_is_away_when_a_section_ends_is_told_later(mode, ser
 
 
 @rule(8)
-async def test_close_reads_what_is_owed(mode, clean, caplog):
+async def test_close_looks_at_the_replies(mode, clean, caplog):
     locks, told = mode.interlock(confirm=False), []
     async with locks.lock("a"):
         pass
@@ -352,7 +444,7 @@ async def test_close_reads_what_is_owed(mode, clean, caplog):
     await locks.close()
     assert not clean.exists("lock:a")
     assert "lock 'b'" in caplog.text
-    assert not owed(mode, locks) if mode.name == "threads" else True
+    assert not left(mode, locks) if mode.name == "threads" else True
 
 
 @rule(8)
@@ -363,6 +455,35 @@ async def test_close_is_bounded_if_the_reply_does_not_come(mode, clean, proxy):
     began = machine_time()
     await locks.close()
     assert machine_time() - began < 1 + 2  # and two seconds for a busy machine
+
+
+@rule(8)
+async def test_close_and_the_worker_do_not_wait_for_one_reply_at_once(mode, clean, proxy, monkeypatch):
+    monkeypatch.setattr(session, "CLOSE_TIMEOUT", 40.0)
+    monkeypatch.setattr(undo, "LOST_AFTER", 40.0)
+    locks = mode.interlock(f"{proxy.url}?socket_timeout=50", confirm=False)
+    async with locks.lock("a"):
+        proxy.hold = True
+    sent_at = left(mode, locks)[0].sent_at
+    closing = asyncio.ensure_future(locks.close())
+    await until(lambda: machine_time() > sent_at + 3 * LOOK_AFTER)  # by then the worker would have looked
+    proxy.hold = False
+    async with asyncio.timeout(SLACK):
+        await closing
+
+
+@rule(8)
+@pytest.mark.runs_on("valkey-9.1", modes="threads")
+def test_after_close_the_worker_says_nothing_of_a_release_that_close_has_repeated(server, clean, proxy, caplog):
+    locks = interlock.Interlock(f"{proxy.url}?socket_timeout=30", confirm=False)
+    worker = locks._session.undo
+    with locks.lock("a"):
+        proxy.freeze()
+    wait_until(lambda: worker.left[0].sent.connection not in worker.server.pool.idle)  # the worker waits for the reply
+    locks.close()
+    assert not clean.exists("lock:a")
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name == "interlock-worker-undo"])
+    assert "no reply" not in caplog.text
 
 
 CODE = {
@@ -390,9 +511,9 @@ CODE = {
 }
 
 
-async def run_to_the_end(mode, end: str) -> int:
+async def run_to_the_end(mode, end: str, ttl: float = 1.5) -> int:
     """The return code of a process that does this right after a section."""
-    code = textwrap.dedent(CODE[mode.name]).replace("END", end)
+    code = textwrap.dedent(CODE[mode.name]).replace("END", end).replace("ttl=1.5", f"ttl={ttl}")
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, mode.url)
     return await process.wait()
 
@@ -407,6 +528,12 @@ async def test_a_process_killed_right_after_a_section_keeps_nobody_out_for_longe
         assert machine_time() - killed < 1.5 + 1 + SLACK
 
 
+@rule(3)
+async def test_a_process_that_ends_without_its_exit_hooks_has_sent_its_release(mode, clean):
+    assert await run_to_the_end(mode, "os._exit(3)", ttl=30) == 3
+    await until(lambda: not clean.exists("lock:a"), within=15)
+
+
 async def test_a_process_that_exits_right_after_a_section_leaves_nothing(mode, clean):
     assert await run_to_the_end(mode, "pass") == 0
     assert not clean.exists("lock:a", "lock:warm")
@@ -414,14 +541,14 @@ async def test_a_process_that_exits_right_after_a_section_leaves_nothing(mode, c
 
 @rule(11)
 @pytest.mark.runs_on("valkey-9.1", modes="threads")
-def test_a_child_after_fork_reads_nothing_that_is_owed_to_its_parent(server, clean):
+def test_a_child_after_fork_expects_no_reply_to_a_release_of_its_parent(server, clean):
     code = textwrap.dedent(CODE["threads"]).replace(
         "END",
         textwrap.dedent("""
         child = os.fork()
         session = locks._session
         if not child:
-            assert not session.leaving.owed and not session.undo.jobs
+            assert not session.undo.left and not session.undo.jobs
             with locks.lock("b", timeout=5):
                 pass
             os._exit(7)
@@ -458,7 +585,7 @@ async def test_a_task_that_is_cancelled_as_it_leaves_has_left(server, clean):
             with pytest.raises(asyncio.CancelledError):
                 await task
             inside.clear()
-            await until(lambda: not locks._session.leaving.owed and not clean.exists("lock:a"))
+            await until(lambda: not locks._session.undo.left and not clean.exists("lock:a"))
         assert not locks._session.undo.jobs
 
 

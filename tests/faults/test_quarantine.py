@@ -10,12 +10,13 @@ import asyncio
 import math
 import re
 import time
+from itertools import product
 
 import pytest
 import redis
 
 from harness.matrix import required
-from harness.modes import outcome, until
+from harness.modes import outcome, until, waiting
 from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
@@ -27,6 +28,7 @@ from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_f
 from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.stamp import IdentityStamp
 from interlock._transports import handshake
+from interlock.primitives.codes import BUSY, GRANTED
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", starts="primaries with replicas")
@@ -34,6 +36,7 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 SLOWLY = {"key-load-delay": "50"}  # µs that the server pauses for each command of a log that it loads
 AT_ONCE = {"repl-diskless-sync-delay": "0"}  # a replica is sent all without a pause
 LONGEST = 4.0  # seconds: max_ttl in these tests, and ttl: what is refused must be asked for in this time
+LONGER = 3 * LONGEST  # seconds: max_ttl of other processes of the fleet, and the ttl of their leases
 SLACK = 0.1  # seconds by which the server's clock and ours may differ in rounding
 
 KINDS = {
@@ -58,7 +61,7 @@ def crash(node) -> float:
 
 async def remembering(mode, url, **options):
     """A client that has met the server."""
-    made = mode.interlock(url, max_ttl=LONGEST, **options)
+    made = mode.interlock(url, **{"max_ttl": LONGEST, **options})
     await (await made.lock("hello", ttl=LONGEST).acquire()).release()
     return made
 
@@ -83,6 +86,28 @@ async def test_after_a_restart_without_its_keys_a_server_grants_no_lock_that_may
     assert time.monotonic() - began >= LONGEST - SLACK
     await lease.release()
     await (await KINDS[kind](other, "a").acquire(timeout=0)).release()  # once it is over, it is over for all
+
+
+@rule(4, 10)
+@pytest.mark.asyncio_only
+@pytest.mark.parametrize("first", ["write", "read"])
+async def test_a_reader_beside_its_own_lease_enters_after_the_quarantine_whoever_waits(mode, server_pool, first):
+    """The reader stood in the queue, so it waited for its own lease, or for a writer that waited for this lease."""
+    with server_pool.spare("valkey-9.1", config=DURABLE) as node:
+        locks, others = [(await remembering(mode, node.url)).rwlock("a", ttl=LONGEST) for _ in range(2)]
+        lease = await getattr(locks, first)().acquire()
+        crash(node)
+        await lease.extend(LONGEST)  # it survived, and is confirmed
+        writing = asyncio.ensure_future(others.write().acquire())
+        await until(lambda: waiting(locks.read(), 1))
+        assert "quarantine" in await refused(locks.read())
+        async with asyncio.timeout(25):  # it would wait for ever in the queue
+            reading = await locks.read().acquire(timeout=None)
+        assert await lease.release()
+        reading.ensure()
+        assert await others.read().try_acquire() is None  # the writer was there first
+        assert await reading.release()
+        await (await writing).release()
 
 
 @rule(10)
@@ -475,7 +500,74 @@ def test_a_lease_that_came_through_two_lossless_failovers_is_lossless():
     )
     two.mark_lossless(one.identity, 2.0)
     three.mark_lossless(two.identity, 3.0)
-    assert three.text.split()[3:] == ["-", f"{two.identity}/3000", f"{one.identity}/5000"]
+    assert three.text.split()[4:] == ["-", f"{two.identity}/3000", f"{one.identity}/5000"]
+
+
+@rule(10)
+@pytest.mark.parametrize("least_ttl", [0.0, 2.0])
+def test_a_quarantine_keeps_its_beginning_if_nothing_was_lost_since(least_ttl):
+    """Not if the clocks cut short leases that began in the meantime."""
+    memory = ServerHistory(60.0)
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
+
+    def promoted(each):
+        return memory.identify(Facts(each * 40, each * 40, "f" * 40, uptime=500, now_ms=1_000_000, replicas=1), where)
+
+    one, two = promoted("a"), promoted("b")
+    two.met_at -= 20  # seconds before the third
+    three = promoted("c")
+    assert three.since_ms == 1_000_000
+    three.mark_lossless(two.identity, least_ttl)
+    assert three.previous == one.identity
+    assert three.since_ms == pytest.approx(1_000_000 if least_ttl else 980_000, abs=500)
+    assert three.in_quarantine
+
+
+def meeting(memory):
+    """A function: the stamp of a connection to a server, which the sentinels name under this epoch."""
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
+
+    def meet(server, epoch=None):
+        facts = Facts(server * 40, server * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1)
+        return memory.identify(facts, where, 0.0, epoch)
+
+    return meet
+
+
+@rule(10)
+@pytest.mark.parametrize("met", ["both", "one"])
+def test_a_primary_that_returns_under_another_epoch_begins_a_quarantine(met):
+    meet = meeting(ServerHistory(60.0))
+    first = meet("a", 1)
+    assert meet("a", 1) is first
+    if met == "both":
+        meet("b", 2)
+        assert meet("a", 1) is first  # a connection that was opened before the failover, and is ready after it
+        meet("b", 2)
+    second = meet("a", 3)
+    assert second.in_quarantine
+    assert second.text == f"{first.identity}*1000000 60000 0 @3"  # not as old as its process, and nothing is lossless
+    assert meet("a", 3) is second
+    third = meet("c", 4)
+    assert third.previous == "@3"  # the quarantine is not over
+    assert meet("a", 5).previous == "@5"  # revoke(force=True) ends one of them, and no later one
+
+
+@rule(10)
+def test_a_server_that_returns_without_an_epoch_is_known_by_the_server_in_between():
+    meet = meeting(ServerHistory(60.0))
+    first, other = meet("a"), meet("b")
+    assert meet("b") is other
+    assert meet("a").text == f"{first.identity}*1000000 60000 0 @{other.identity}"
+
+
+@rule(10)
+def test_sentinels_that_count_anew_begin_no_quarantine():
+    """Their epochs start at 0 if all of them are set up again."""
+    meet = meeting(ServerHistory(60.0))
+    first = meet("a", 5)
+    assert meet("a", 0) is first
+    assert meet("a", 1) is not first
 
 
 @rule(10)
@@ -551,3 +643,105 @@ async def test_later_clients_do_not_lengthen_a_quarantine(mode, kind):
 
         await until(granted)
         assert time.monotonic() - began >= LONGEST - SLACK
+
+
+# Processes that differ in max_ttl
+
+
+async def quarantine_ends(lockable) -> float:
+    """When the quarantine ends, by the error of a caller that does not wait."""
+    text = await refused(lockable)
+    left = re.search(r"in quarantine for (\S+) s more", text)
+    assert left is not None, text
+    return time.monotonic() + float(left[1])
+
+
+async def queue_and_get(mode, first, second, client):
+    holder = await first.acquire()
+    waiter = asyncio.ensure_future(second.acquire(timeout=30))
+    await until(lambda: client.zcard("{lock:a}{queue}") == 1)
+    await holder.release()
+    await mode.keep(waiter)
+
+
+@rule(10)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [*product(("lock", "semaphore"), ("granted", "handed over", "extended")), ("semaphore", "beside a shorter one")],
+)
+async def test_a_lost_lease_that_was_longer_than_max_ttl_of_the_next_client_ends_its_quarantine(
+    mode, node, client, kind, how
+):
+    """The server has the record, which says how long the lease may last, and not the lease."""
+    locks = mode.interlock(node.url, max_ttl=LONGER)
+    limit = 2 if how == "beside a shorter one" else 1
+
+    def named(owner, ttl):
+        return owner.lock("a", ttl=ttl) if kind == "lock" else owner.semaphore("a", limit, ttl=ttl)
+
+    if how == "handed over":
+        other = mode.interlock(node.url, max_ttl=LONGER)
+        await queue_and_get(mode, named(other, LONGEST), named(locks, LONGER), client)
+    elif how == "extended":
+        await (await mode.keep(named(locks, LONGEST).acquire())).extend(LONGER)
+    else:
+        await mode.keep(named(locks, LONGER).acquire())
+    if how == "beside a shorter one":
+        await mode.keep(named(locks, LONGEST).acquire())
+    client.save()
+    began = crash(node)
+    client.delete("lock:a", "{lock:a}{shares}")
+    ends = await quarantine_ends(named(mode.interlock(node.url, max_ttl=LONGEST), LONGEST))
+    assert began + LONGER - SLACK <= ends <= began + LONGER + 2
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A function: the reply of lock.lua to an acquire, in a server of this identity that began now."""
+    pytest.importorskip("lupa")
+    from model import script_model as walk
+
+    walk.able(monkeypatch)
+    world = walk.World("lock", [b"lock", b"record", b"queue", b"waiters", b"gone"])
+
+    def ask(letter, max_ttl, *, previous="-", grace=0.0, ttl=LONGEST):
+        facts = Facts(letter * 40, letter * 40, NO_REPLID, uptime=0, now_ms=int(world.now), replicas=0)
+        text = IdentityStamp(facts, max_ttl, previous, " ", grace).text
+        words = ["acquire", f"me/{letter}", str(int(ttl * 1000)), "3000", "0", "c", "0", "", "lock", text]
+        return world.server.eval(world.source, world.keys, [word.encode() for word in words])
+
+    ask.data = world.server.data
+    return ask
+
+
+@rule(10)
+def test_an_old_primary_may_have_renewed_a_lease_that_was_longer_than_max_ttl(asked):
+    """For the seconds of the isolation grace, so they are added to the ttl in the record, too."""
+    assert asked("a", LONGER, ttl=LONGER)[0] == GRANTED
+    del asked.data[b"lock"]
+    code, marker, pttl, _ = asked("b", LONGEST, grace=2.0)
+    assert (code, marker[:12], pttl) == (BUSY, b"!quarantine:", (LONGER + 2.0) * 1000)
+
+
+@rule(10)
+def test_the_largest_max_ttl_counts_through_one_more_failover(asked):
+    """A lease of the first server may be as long as any client of the second allows; nobody has a record."""
+    for letter, max_ttl in (("b", LONGER), ("c", LONGEST)):
+        code, marker, pttl, _ = asked(letter, max_ttl, previous=f"{'a' * 12}:{'a' * 12}")
+        assert (code, marker[12:25], pttl) == (BUSY, b"a" * 12 + b":", LONGER * 1000)
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", ["lock", "semaphore", "multi"])
+async def test_a_quarantine_lasts_as_long_as_the_largest_max_ttl_that_asked_for_the_name(mode, node, kind):
+    """Nobody had used the name, so the server knows only what the clients say."""
+    short, long = await remembering(mode, node.url), await remembering(mode, node.url, max_ttl=LONGER)
+    began = crash(node)
+    assert await quarantine_ends(KINDS[kind](short, "a")) <= began + LONGEST + 2
+    assert await quarantine_ends(KINDS[kind](long, "a")) >= began + LONGER - SLACK
+    for each in (short, mode.interlock(node.url, max_ttl=LONGEST)):
+        assert began + LONGER - SLACK <= await quarantine_ends(KINDS[kind](each, "a")) <= began + LONGER + 2
+    if kind != "multi":
+        assert await KINDS[kind](short, "a").revoke("nothing is at work", force=True)
+        for each in (short, long):
+            await (await KINDS[kind](each, "a").acquire(timeout=0)).release()

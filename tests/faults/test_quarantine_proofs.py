@@ -94,6 +94,26 @@ async def test_one_caller_looks_for_a_proof_for_all_and_delays_no_renewal(mode, 
         await (await asker).release()
 
 
+@rule(8)
+@pytest.mark.parametrize("timeout", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_search_for_a_proof_does_not_outlast_the_timeout_of_its_caller(mode, node, monkeypatch, kind, timeout):
+    """Each step of a search may take as long as a replica takes that does not answer."""
+    locks, over = mode.interlock(node.url), threading.Event()
+    await (await KINDS[kind](locks).acquire()).release()
+    crash(node)
+    monkeypatch.setattr(PROOF, lambda *_: over.wait(30) and None)
+    began = machine_time()
+    try:
+        errors = await asyncio.gather(*(outcome(KINDS[kind](locks).acquire(timeout=timeout)) for _ in range(3)))
+        assert machine_time() - began < 20, "they waited for the search"
+    finally:
+        over.set()
+    for error in errors:
+        assert isinstance(error, AcquireTimeout), error
+        assert error.quarantined
+
+
 def test_a_proof_that_is_found_twice_stands_once_in_the_stamp():
     """The stamp travels with every message."""
     epoch = IdentityStamp(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
@@ -164,7 +184,7 @@ def test_marks_of_witnesses_keep_no_lease_from_its_renewal(monkeypatch, script, 
         return [f"{name}-{part}".encode() for name in names for part in parts]
 
     def say(*args, keys, former):
-        words = [str(arg).encode() for arg in (*args, f"{here} {now_ms} 60000 {former}")]
+        words = [str(arg).encode() for arg in (*args, f"{here} {now_ms} 60000 0 {former}")]
         return world.server.eval(world.source, keys, words)
 
     every = keys("held", parts=(*parts[:2], "queue", "waiters", "gone", *parts[2:]))

@@ -168,7 +168,7 @@ async def test_a_waiter_whose_server_answered_lately_raises_acquire_timeout_with
 
 async def _hold_all(mode, node) -> None:
     """Another client holds each of them, and keeps it."""
-    others = mode.interlock(node.url)
+    others = mode.interlock(node.url, max_ttl=60)
     for name in ("a", "m"):
         await mode.keep(others.lock(name, ttl=60).acquire())
     await mode.keep(others.rlock("r", ttl=60).acquire())
@@ -285,7 +285,7 @@ def together(five):
 @rule(8)
 async def test_a_quorum_without_a_majority_raises_unavailable_and_with_one_names_the_holder(mode, together):
     urls = [node.url for node in together.nodes]
-    holder, locks = mode.interlock(urls), mode.interlock(urls, try_for=0.5)
+    holder, locks = mode.interlock(urls, max_ttl=60), mode.interlock(urls, try_for=0.5)
     lease = await holder.lock("q", ttl=60).acquire()
     for node in together.nodes[:2]:
         node.pause()
@@ -331,7 +331,7 @@ async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(mode, 
 @rule(6)
 async def test_the_end_of_a_lease_is_reported_in_time_while_the_server_is_silent(mode, clean, proxy):
     """Renewals, heartbeats and undos wait for the server; the report that a lease has ended waits for nobody."""
-    holder, locks = mode.interlock(), mode.interlock(proxy.url)
+    holder, locks = mode.interlock(max_ttl=60), mode.interlock(proxy.url)
     await mode.keep(holder.lock("held", ttl=60).acquire())
     leases = [await locks.lock(f"l{i}", ttl=3.2 + i / 5).acquire() for i in range(10)]
     leases += [await locks.lock(f"f{i}", ttl=3.3 + i / 5, renew=False).acquire() for i in range(10)]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 import interlock
+from harness.modes import wait_until
 from interlock._protocol.run import run
+from interlock._protocol.timing import FOREVER
 from interlock._quarantine import history
 from interlock._quarantine.identity import Facts
 from interlock._quarantine.slot_history import SlotHistory
 from interlock._quarantine.stamp import IdentityStamp
+from interlock.primitives.messages import encode_release
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
@@ -75,22 +79,62 @@ def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
         assert lease._grant.unanswered == 0
 
 
-@rule(6)
-def test_owed_replies_are_read_while_threads_take_connections(server, clean):
+@rule(8)
+def test_a_thread_that_leaves_tolerates_another_that_forgets_what_it_looks_at(server, clean):
+    """Without the GIL, another thread may come between any two steps of Python."""
+
+    class Raced(deque):
+        def __bool__(self) -> bool:
+            has_one = len(self) > 0
+            self.clear()  # by another thread, at once
+            return has_one
+
+    with interlock.Interlock(server.url, confirm=False) as locks:
+        undo = locks._session.undo
+        undo.left = Raced()
+        for _ in range(3):
+            with locks.lock("a"):
+                pass
+            undo.due()
+            run(undo.settle(FOREVER, undo.runtime.now() + 1))
+
+
+@rule(8)
+def test_extend_tolerates_the_worker_that_takes_its_bucket(server, clean):
+    class Raced(dict):
+        def __contains__(self, key) -> bool:
+            return self.pop(key, None) is not None  # the worker of ends takes it just then
+
     with interlock.Interlock(server.url) as locks:
-        at_once(locks.lock("a", confirm=False).acquire().release)
-        pool, over = locks._session.server.pool, threading.Event()
+        lease, renewal = locks.lock("a", renew=False).acquire(), locks._session.renewal
+        renewal.buckets, before = Raced(renewal.buckets), lease._grant.due
+        wait_until(lambda: lease.extend(30) or lease._grant.due != before)
+        assert lease.release()
+
+
+@rule(6)
+def test_replies_that_nobody_waits_for_are_read_while_threads_take_connections(server, clean):
+    with interlock.Interlock(server.url) as locks:
+        at_once(locks.lock("a").acquire().release)
+        reached, over = locks._session.server, threading.Event()
+        resource = locks.lock("a")._to_request()
+        message = resource.script, resource.keys, encode_release("nobody", "0", ())
 
         def take_and_give() -> None:
             while not over.is_set():
-                if (connection := pool.take()) is not None:
+                if (connection := reached.pool.take()) is not None:
                     connection.checkin()
 
-        taking = threading.Thread(target=take_and_give)
+        def send() -> bool:
+            sent.extend(call for _ in range(100) if (call := reached.send(message)) is not None)
+            return len(sent) > 500
+
+        sent, taking = [], threading.Thread(target=take_and_give)
         taking.start()
         try:
-            for _ in range(2000):
-                run(pool.read_owed(0.0, 0.0))
+            wait_until(send)  # else the other thread stood still with the connection in its hand
+            for call in sent:
+                wait_until(lambda call=call: run(call.read(reached.runtime.now() + 5)) or call.reply == [0, 0])
         finally:
             over.set()
             taking.join()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import itertools
 import threading
 
@@ -15,7 +16,7 @@ import pytest
 
 import interlock
 import interlock.aio
-from harness.modes import outcome, queued, until
+from harness.modes import is_subscribed, outcome, queued, until
 from interlock import Unavailable
 from interlock._client.grant import Attempt
 from interlock._client.waiting import HEARTBEAT_GRAIN, HEARTBEAT_INTERVAL, LocalQueue, Waiters
@@ -217,3 +218,42 @@ def test_new_subscriptions_of_many_channels_wake_their_waiters_in_one_search():
     assert waiters.registered["0"].event.count == 1
     waiters.subscription_changed(None)
     assert all(each.event.count for each in waiters.registered.values())
+
+
+async def subscribed(mode):
+    """A client to which pushes arrive already."""
+    locks = mode.interlock()
+    lease = await locks.lock("other").acquire()
+    mode.session(locks).server.ensure_subscribed("other")
+    await until(lambda: is_subscribed(mode.session(locks), "other"))
+    await lease.release()
+    return locks
+
+
+@rule(4)
+async def test_a_lease_that_came_by_a_handover_is_as_long_as_any_other(mode):
+    holder, locks = mode.interlock(), await subscribed(mode)
+    lease = await holder.lock("a").acquire()
+    waiting = asyncio.create_task(outcome(locks.lock("a").acquire(timeout=30)))
+    await until(lambda: queued(holder, 1))
+    await lease.release()
+    following = await waiting
+    assert following.remaining() > 20, "less than a ttl of 30 s"
+    assert await following.release()
+
+
+@rule(4, 6)
+async def test_a_body_that_keeps_the_gil_after_a_handover_keeps_its_lease(mode):
+    """Nothing else of its process runs meanwhile, as long as a handover lasts without its confirmation."""
+    holder, locks = mode.interlock(), await subscribed(mode)
+    lease = await holder.lock("a").acquire()
+
+    async def section():
+        async with locks.lock("a", timeout=30) as following:
+            ctypes.PyDLL(None).usleep(3_200_000)
+            following.ensure()
+
+    waiting = asyncio.create_task(section())
+    await until(lambda: queued(holder, 1))
+    await lease.release()
+    await waiting

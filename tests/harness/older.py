@@ -19,6 +19,7 @@ OLDER = {
     "5921bed": "before a push brought a fence, and before cohorts",
     "4c529c5": "before a section started from the push",
     "cbb4d2c": "before there were drop-ins",
+    "bce9c44": "while a section could start from a push",
 }
 
 

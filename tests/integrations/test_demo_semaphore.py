@@ -29,7 +29,7 @@ pytestmark = [
 NAMES = list(SEMAPHORE_RECIPES)
 FAULTY = "semaphore --json --seed 3"
 CALM = "semaphore --json --calls 20 --limit 2 --faults none"
-TTL = 60.0  # seconds, in the step by step tests: no permit runs out
+TTL = 30.0  # seconds, in the step by step tests: no permit runs out
 
 
 # Step by step: two clients, a real server, and clocks and pauses that are injected

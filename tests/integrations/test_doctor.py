@@ -51,8 +51,8 @@ def judged(facts: Facts) -> dict[Level, str]:
         (server(settings={"maxmemory": "9", "maxmemory-policy": "allkeys-lru"}), Level.DANGER, "evicts locks"),
         (server(settings={"maxmemory-policy": "allkeys-lru"}), Level.NOTE, "would evict"),
         (server(info={"used_memory": "95"}, settings={"maxmemory": "100"}), Level.WARNING, "95%"),
-        (server(info={"uptime_in_seconds": "20"}), Level.NOTE, "for 40 s more"),
-        (server(info={"uptime_in_seconds": "20", "master_replid2": "1f"}), Level.NOTE, "for at least 40 s more"),
+        (server(info={"uptime_in_seconds": "20"}), Level.NOTE, "for 10 s more"),
+        (server(info={"uptime_in_seconds": "20", "master_replid2": "1f"}), Level.NOTE, "for at least 10 s more"),
         (server(info={"rdb_last_bgsave_status": "err"}), Level.DANGER, "cannot write to its disk"),
         (server(settings={"appendonly": "no"}), Level.NOTE, "no log of its writes"),
         (server(info={"role": "slave"}), Level.DANGER, "read-only replica"),
@@ -296,11 +296,11 @@ def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool, monkeypatch):
 
 
 def test_a_quarantine_is_a_wait():
-    error = AcquireTimeout("lock 'a' is in quarantine for 40 s more, since. Wait; or .revoke()")
+    error = AcquireTimeout("lock 'a' is in quarantine for 10 s more, since. Wait; or .revoke()")
     error.quarantined = True
     found = _not_acquired(error)
     assert found.level is Level.WARNING
-    assert found.text == "cannot be acquired yet: lock 'a' is in quarantine for 40 s more, since"
+    assert found.text == "cannot be acquired yet: lock 'a' is in quarantine for 10 s more, since"
 
 
 def test_what_people_read_names_the_server_and_the_way_out(monkeypatch, capsys):

@@ -330,16 +330,6 @@ async def test_a_renewal_that_is_under_way_does_not_count(mode):
     assert lease.state is LeaseState.HELD
 
 
-async def test_a_confirmation_of_a_handover_does_not_end_a_pause(mode):
-    lease = real(await held(mode, mode.interlock().lock("a")))
-    renewal = lease._core.renewal
-    with pause_renewal(lease, remaining=2):
-        renewal.on_confirmation(lease.token, [1], renewal.runtime.now())
-        assert lease.remaining() < 2
-        assert lease.state is LeaseState.JEOPARDY
-    assert lease.remaining() > 2
-
-
 async def test_pauses_of_several_leases_are_independent(mode):
     locks = mode.interlock()
     one, two = [await held(mode, locks.lock(name)) for name in "ab"]

@@ -93,5 +93,10 @@ def test_old_processes_alone_pass_the_check(server_pool, tmp_path):
 @pytest.mark.parametrize(("planted", "seconds"), [("broken", 2), pytest.param("careless", 20, marks=pytest.mark.full)])
 def test_the_check_sees_an_overlap(server_pool, tmp_path, planted, seconds):
     kinds = [("old", "threads"), (planted, "asyncio"), ("old", "asyncio"), (planted, "threads")]
-    found, _ = run(server_pool, tmp_path, "redis-py", [(seconds, kinds)])
-    assert any(text.startswith("overlap") for text in found.wrong)
+    for i in range(5):  # on a busy machine the processes may have met too seldom in this time
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        found, _ = run(server_pool, folder, "redis-py", [(seconds, kinds)])
+        if any(text.startswith("overlap") for text in found.wrong):
+            return
+    pytest.fail("two processes overlapped, and the check did not see it")

@@ -12,6 +12,7 @@ import random
 
 from interlock._protocol.timing import TOMBSTONE_TTL
 from interlock._protocol.types import ServerError
+from interlock.primitives.codes import GRANTED
 from interlock.primitives.scripts import load
 from simulator import commands, server
 
@@ -55,8 +56,21 @@ def _zrangebyscore(store, key, least, most, *limit):
 MORE = {b"HINCRBY": _hincrby, b"HSET": _hset, b"HMGET": _hmget, b"ZRANGEBYSCORE": _zrangebyscore}
 
 
+def _counted(command):
+    """The command, which counts its calls that a real server copies to its replicas, even if they change nothing."""
+
+    def run(store, *args):
+        reply = command(store, *args)
+        store.copied = getattr(store, "copied", 0) + bool(reply)
+        return reply
+
+    return run
+
+
 def able(monkeypatch):
     """A fixture: the simulator's server knows what the scripts need."""
+    for name in (b"SET", b"PEXPIRE"):
+        monkeypatch.setitem(commands.COMMANDS, name, _counted(commands.COMMANDS[name]))
     for name, made in MORE.items():
         monkeypatch.setitem(commands.COMMANDS, name, made)
     monkeypatch.setattr(server, "TAKE_MEMORY", server.TAKE_MEMORY | {b"HINCRBY"})
@@ -65,6 +79,8 @@ def able(monkeypatch):
 
 class World:
     """A server, and the keys of one script in it. Subclasses say what is seen there, and what is right."""
+
+    grants_leases = True  # False: acks= does not apply to what an acquire grants
 
     def __init__(self, script, keys):
         self.clock = 0.0
@@ -83,11 +99,15 @@ class World:
         self.server.read_clock()
         before = self.see()
         self.log.append((round(self.clock, 4), verb, *args))
+        self.server.copied = 0
         source = load(script).source if script else self.source
         reply = self.server.eval(source, keys or self.keys, [verb.encode(), *args, EPOCH])
         try:
             assert not isinstance(reply, ServerError) or self.excused(reply), f"an error: {reply}"
             self.nothing_eternal()
+            granted = verb == "acquire" and not isinstance(reply, ServerError) and reply[0] == GRANTED
+            if granted and self.grants_leases:
+                assert self.server.copied, "granted without a write: WAIT would count replicas that lack the grant"
             self.judge(verb, args, reply, before)
         except AssertionError as error:
             raise AssertionError(

@@ -155,6 +155,9 @@ def test_an_rlock_that_is_entered_again_has_one_lease():
     assert broken(hold("x", 1.0, fence=1), again) == []
     assert broken(hold("x", 1.0, fence=1), again | {"fence": 2}) == ["nested"]
     assert broken(hold("x", 1.0, fence=1), again | {"token": "y"}) == ["nested"]
+    newer, older = again | {"token": "y", "fence": 3}, again | {"token": "y", "fence": 1}
+    assert broken(hold("x", 1.0, fence=2, group="owner a"), newer) == [], "another caller of the owner took over"
+    assert broken(hold("x", 1.0, fence=2, group="owner a"), older) == ["nested"]
 
 
 @pytest.mark.rule(6)

@@ -82,7 +82,7 @@ class World(walk.World):
         return self.say("release", token, gone)
 
     def heartbeat(self, *tokens, heard=0, channel="c", life=3000):
-        return self.say("heartbeat", channel, heard, 7, *(arg for token in tokens for arg in (token, life)))
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, life)))
 
     def renew(self, token, ttl=10_000):
         return self.say("renew", token, ttl, keys=RENEWED)[0]
@@ -144,7 +144,8 @@ class World(walk.World):
             self.bound_is_kept(token, args[5], reply, queue, left)
         if not failed:
             getattr(self, "after_" + verb, lambda *_: None)(token, args, reply, before, after, now)
-        heard = queue.get(token, DEAD).mute == left.get(token, DEAD).mute  # else the next message sees to it
+        # Else the next message sees to it: one that can't be woken had its turn because it asked.
+        heard = not queue.get(token, DEAD).mute and not left.get(token, DEAD).mute
         if not failed and not self.server.full and heard and self.settled(verb, reply):
             newcomer = token if verb == "acquire" and reply[0] == QUEUED and not queue.get(token, DEAD).live else None
             self.progress(queue, left, after, newcomer)
@@ -187,7 +188,8 @@ class World(walk.World):
                 continue
             for earlier in places[:at]:
                 waits = queue[earlier].live and earlier in left and earlier not in after
-                waits = waits and not (queue[earlier].mute or left[earlier].mute)
+                asks = verb == "acquire" and earlier == args[0]  # the reply reaches it, if no push does
+                waits = waits and (asks or not (queue[earlier].mute or left[earlier].mute))
                 assert not waits, f"{token} overtook {earlier}"
         inside = {token: share for token, share in after.items() if share.ends > now}
         used = sum(share.permits for share in inside.values())
@@ -291,7 +293,7 @@ class World(walk.World):
 
     def after_heartbeat(self, token, args, reply, before, after, now):
         queue = self.queue()
-        for each, state in zip(args[3::2], reply[2:], strict=True):
+        for each, state in zip(args[2::2], reply[2:], strict=True):
             held = each in after and after[each].ends > now
             if held:
                 assert state == GRANTED
@@ -378,7 +380,7 @@ class Walk(walk.Walk):
                     self.people.remove(who)
             case "heartbeat":
                 some = [each for each in self.people if each[5] == channel]
-                self.say("heartbeat", channel, heard, 7, *(arg for each in some for arg in (each[0], each[3])))
+                self.say("heartbeat", channel, heard, *(arg for each in some for arg in (each[0], each[3])))
             case "renew":
                 self.say("renew", token, rnd.choice((ttl, 1, 20_000)), keys=RENEWED)
             case "revoke":
@@ -726,7 +728,7 @@ def test_out_of_memory_nothing_is_half_done(clean):
         assert "OOM" in reply if isinstance(reply, str) else reply[0] == QUEUED
         assert say("release", "a", 0) == [1, 0]
         assert say("release", "a", 0) == [1, 0]
-        say("heartbeat", "c", 0, 7, "b", 3000)
+        say("heartbeat", "c", 0, "b", 3000)
     finally:
         clean.config_set("maxmemory", 0)
     assert acquire("b", 1)[0] == GRANTED

@@ -31,6 +31,8 @@ ALIVE_MS, LONG_RUN_MS, GAP_MS = 3000, 10_000, 100
 class Twins(walk.World):
     """Two servers with one lock under one clock: one runs the script, the other the script without its plain cases."""
 
+    grants_leases = False
+
     def __init__(self):
         super().__init__("latch", KEYS)
         self.source = SOURCE
@@ -53,7 +55,7 @@ class Twins(walk.World):
         return self.say("release", token, tombstone, value or b"v" + token, whose)
 
     def heartbeat(self, *tokens, channel=b"c", heard=1):
-        return self.say("heartbeat", channel, heard, 7, *(word for token in tokens for word in (token, 3000)))
+        return self.say("heartbeat", channel, heard, *(word for token in tokens for word in (token, 3000)))
 
     def say(self, verb, *args, **where):
         reply = super().say(verb, *args, **where)
@@ -95,10 +97,14 @@ class Twins(walk.World):
         self.server.read_clock()
         return self.server.ordered(QUEUE)
 
-    def turn(self, queue):
-        """The oldest waiter that is alive and reachable, else the oldest that is alive."""
+    def turn(self, queue, asks=b""):
+        """The oldest waiter that is alive and reachable, else the oldest that is alive. The reply reaches who asks."""
         alive = [each for each in queue if self.alive.get(each, 0) > self.now]
-        heard = [each for each in alive if not self.channels[each][1] or self.channels[each][0] not in self.dumb]
+        heard = [
+            each
+            for each in alive
+            if each == asks or not self.channels[each][1] or self.channels[each][0] not in self.dumb
+        ]
         return (heard or alive or [None])[0]
 
     def judge(self, verb, args, reply, before):
@@ -108,7 +114,8 @@ class Twins(walk.World):
         if isinstance(reply, ServerError):
             assert now == stored, "an error, and the key has changed"
             return
-        head = self.turn([each for each in queue if each != args[0] or verb != "release"])
+        asks = args[0] if verb == "acquire" else b""
+        head = self.turn([each for each in queue if each != args[0] or verb != "release"], asks)
         in_gap = len(record) > 5 and float(record[5]) > self.now
         getattr(self, "judge_" + verb)(args, reply, stored, now, head, in_gap, pushed)
 
@@ -151,7 +158,7 @@ class Twins(walk.World):
 
     def judge_heartbeat(self, args, reply, stored, now, _head, in_gap, pushed):
         assert now == stored
-        channel, heard, _, *waiters = args
+        channel, heard, *waiters = args
         for token, state in zip(waiters[::2], reply[2:], strict=True):
             if state != NOT_FOUND:
                 self.alive[token], self.channels[token] = self.now + ALIVE_MS, (channel, heard == b"1")
@@ -236,7 +243,7 @@ class Walk(walk.Walk):
     def heartbeat(self):
         for channel in sorted({each.channel for each in self.callers}):
             crowd = [each for each in self.callers if each.channel == channel and not each.holds]
-            reply = self.say("heartbeat", channel, 1, 7, *(word for each in crowd for word in (each.token, 3000)))
+            reply = self.say("heartbeat", channel, 1, *(word for each in crowd for word in (each.token, 3000)))
             for each, state in zip(crowd, reply[2:], strict=True):
                 if state != QUEUED:
                     self.ask(each)

@@ -204,7 +204,7 @@ def lasting(state):
 @pytest.mark.not_on_a_cluster
 @pytest.mark.parametrize("kind", LEASED)
 async def test_leases_are_had_seen_and_revoked_whatever_a_later_version_stored(mode, clean, kind):
-    one, other = LEASED[kind](mode.interlock()), LEASED[kind](mode.interlock())
+    one, other = LEASED[kind](mode.interlock(max_ttl=40)), LEASED[kind](mode.interlock())
     lease = await one.acquire()
     waiter = asyncio.ensure_future(other.acquire(timeout=30))
     await until(lambda: waiting(one, 1))

@@ -80,6 +80,8 @@ class Count:
 class LatchWorld(Queued):
     """One latch, and what it ought to be."""
 
+    grants_leases = False
+
     def __init__(self):
         super().__init__("latch", FIVE)
         self.model = None
@@ -95,7 +97,7 @@ class LatchWorld(Queued):
         return self.say("count", operation, by, count, keep)
 
     def heartbeat(self, *tokens, channel="c", heard=0):
-        return self.say("heartbeat", channel, heard, 7, *(arg for token in tokens for arg in (token, 3000)))
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
 
     # The model
 
@@ -180,7 +182,7 @@ class LatchWorld(Queued):
             self.dead[token] = self.now + int(gone)
         return [0, 0]
 
-    def expect_heartbeat(self, channel, heard, _stamp, *crowd):
+    def expect_heartbeat(self, channel, heard, *crowd):
         self.touch()
         queue = self.waiting()
         states = [GRANTED if self.over else QUEUED if each in queue else NOT_FOUND for each in crowd[::2]]
@@ -266,7 +268,7 @@ class LatchWalk(walk.Walk):
     def heartbeat(self, people):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
-            reply = self.say("heartbeat", channel, 1, 7, *(arg for person in crowd for arg in (person.token, 3000)))
+            reply = self.say("heartbeat", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
             for person, state in zip(crowd, reply[2:], strict=True):
                 if state != QUEUED:
                     self.ask(person)
@@ -432,6 +434,8 @@ class Meeting:
 class BarrierWorld(Queued):
     """One barrier, and what it ought to be."""
 
+    grants_leases = False
+
     def __init__(self):
         super().__init__("barrier", (*FIVE, PRESENT))
         self.model = None
@@ -446,7 +450,7 @@ class BarrierWorld(Queued):
         return self.say("acquire", token, 3000, 3000, 0, channel, wait, parties, generation)
 
     def heartbeat(self, *tokens, channel="c", heard=0):
-        return self.say("heartbeat", channel, heard, 7, *(arg for token in tokens for arg in (token, 3000)))
+        return self.say("heartbeat", channel, heard, *(arg for token in tokens for arg in (token, 3000)))
 
     # The model
 
@@ -571,7 +575,7 @@ class BarrierWorld(Queued):
             del model.waiting[token]
         return [0, 0]
 
-    def expect_heartbeat(self, channel, heard, _stamp, *crowd):
+    def expect_heartbeat(self, channel, heard, *crowd):
         model = self.model
         queue = self.waiting()
         if model is None:
@@ -653,7 +657,7 @@ class BarrierWalk(walk.Walk):
     def heartbeat(self, people):
         for channel in sorted({person.channel for person in people}):
             crowd = [person for person in people if person.channel == channel]
-            reply = self.say("heartbeat", channel, 1, 7, *(arg for person in crowd for arg in (person.token, 3000)))
+            reply = self.say("heartbeat", channel, 1, *(arg for person in crowd for arg in (person.token, 3000)))
             for person, state in zip(crowd, reply[2:], strict=True):
                 if state != QUEUED and person in self.people:
                     self.ask(person)
@@ -949,7 +953,7 @@ class ElectionWalk(walk.Walk):
                 self.people = [each for each in self.people if each[0] != token]
             case "heartbeat":
                 crowd = [each for each, at in self.people if at == channel]
-                self.say("heartbeat", channel, 1, 7, *(arg for each in crowd for arg in (each, 3000)))
+                self.say("heartbeat", channel, 1, *(arg for each in crowd for arg in (each, 3000)))
             case "renew":
                 self.say("renew", token, 3000, keys=(KEY, RECORD))
             case "revoke":
@@ -1453,6 +1457,30 @@ def test_no_rule_of_multi_is_broken(seed):
     assert world.refused > 100
 
 
+# The queue of locks and permits
+
+OWN_ARGS = {"lock": ("", "lock"), "permits": ("semaphore", 1, 1, "")}
+
+
+@rule(1, 4)
+@pytest.mark.parametrize("script", OWN_ARGS)
+@pytest.mark.parametrize("subscribed", [0, 1])
+def test_the_head_that_asks_itself_is_not_passed_over_as_unreachable(script, subscribed):
+    """No push reaches it, but the reply does."""
+    world = Queued(script, (*FIVE, b"shares"))
+
+    def acquire(token, subscribed):
+        channel = b"c-" + token
+        return world.say("acquire", token, 1000, 1000, subscribed, channel, "inf", *OWN_ARGS[script])
+
+    assert acquire(b"holder", 0)[0] == GRANTED
+    assert acquire(b"first", 1)[0] == QUEUED
+    assert acquire(b"second", 0)[0] == QUEUED
+    world.dumb.add(b"c-first")
+    world.clock += 1.5  # the holder's lease is over
+    assert acquire(b"first", subscribed)[0] == GRANTED
+
+
 # On real servers
 
 
@@ -1480,7 +1508,7 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
         assert "maxmemory" in str(arrive("new")[0])
         for _ in range(2):
             assert arrive("a", generation)[0] == QUEUED
-            assert say("barrier", 6, "heartbeat", "c", 0, 7, "a", 3000, "b", 3000)[2:] == [QUEUED, QUEUED]
+            assert say("barrier", 6, "heartbeat", "c", 0, "a", 3000, "b", 3000)[2:] == [QUEUED, QUEUED]
         clean.config_set("maxmemory", 0)
         assert arrive("c") == [GRANTED, 2]
         clean.config_set("maxmemory", 1)
@@ -1490,7 +1518,7 @@ def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
         generation = wait("a")[4]
         clean.config_set("maxmemory", 1)
         assert wait("a", generation)[0] == QUEUED
-        assert say("latch", 5, "heartbeat", "c", 0, 7, "a", 3000)[2:] == [QUEUED]
+        assert say("latch", 5, "heartbeat", "c", 0, "a", 3000)[2:] == [QUEUED]
         assert say("latch", 5, "count", "op", 2, 2, 20_000) == [GRANTED, 0]
         assert wait("a", generation) == [GRANTED]
     finally:

@@ -82,12 +82,12 @@ IN_LUA = {
         "semaphore", 13, "failover", replaced("if IDENTITY == '-' or recorded ==", "if true or recorded =="),
     ),
     "an identity that is not written": (
-        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY, ttl", "granted_by, last_ttl = '-', ttl",
+        "lock", 13, "snapshot", replaced("granted_by, last_ttl = IDENTITY,", "granted_by, last_ttl = '-',",
                                          "identity_at and string.sub(plain_record", "false and string.sub(plain_record",
                                          "stored_fence = previous == '-' and 0 or nil", "stored_fence = nil"),
     ),
     "a memory that nobody asks": (
-        "lock", 13, "empty", replaced("if not recorded or recorded == '-' then recorded = previous end", ""),
+        "lock", 13, "empty", replaced("recorded, evidence, successor = previous, nil, nil", "recorded = '-'"),
     ),
     "a marker that nobody heeds": (
         "rlock", 13, "empty", replaced("    if granted_by == '-' then granted_by = evidence end\n", ""),
@@ -100,7 +100,7 @@ IN_LUA = {
     "a quarantine that hands over": (
         "lock", 13, "snapshot", replaced("if apply_quarantine() then return nil, 0 end", ""),
     ),
-    "half a quarantine": ("rwlock", 13, "empty", replaced("since + math.max(wait, ttl or 0)", "since + wait / 2")),
+    "half a quarantine": ("rwlock", 13, "empty", replaced("since + wait + grace", "since + wait / 2")),
     "a word that ends any quarantine of a lock": (
         "lock", 13, "ended by hand", replaced(
             "string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>')",
@@ -113,8 +113,11 @@ IN_LUA = {
     "a run that ends before it began": (
         "once", 12, "failover", replaced("math.max(started_us, time[1]", "math.max(0, time[1]"),
     ),
+    "a reader that queues behind its own lease": (
+        "rwlock", 4, "failover", replaced("if reads_beside_own then", "if false then"),
+    ),
     "a quarantine without an end": (
-        "lock", 4, "snapshot", replaced("since + math.max(wait, ttl or 0) - get_time_us() / 1000", "30000"),
+        "lock", 4, "snapshot", replaced("since + wait + grace - get_time_us() / 1000", "30000"),
     ),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import asyncio
 import re
 
 import pytest
+import redis
 
 import interlock
 import interlock.aio
@@ -80,6 +81,35 @@ async def test_acks_all_fails_while_a_replica_is_paused_and_a_majority_does_not(
     error = await outcome(locks.lock("a", acks="all", ttl=1).acquire())
     assert re.search(r"needs 2 replicas .* but 1 had it .*Are all of them connected", str(error))
     await (await locks.lock("a", acks="majority").acquire(timeout=10)).release()
+
+
+@rule(10)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_retry_of_a_grant_that_no_replica_has_counts_no_replica(mode, healthy, kind):
+    """The lease that stands ends later than the retry asks for, as after a failover to a clock that is behind.
+
+    The retry then had nothing to write, and a server answers WAIT after a request without a write at once, with the
+    number of its replicas.
+    """
+    locks = mode.interlock(healthy.url)
+    await (await KINDS[kind](locks).acquire()).release()  # the scripts and the connections are there
+    for replica in healthy.replicas:
+        replica.pause()
+    with redis.Redis.from_url(healthy.primary.url) as plain:
+        acquiring = asyncio.ensure_future(outcome(KINDS[kind](locks, acks=1, ttl=3).acquire()))
+
+        def waiting():
+            return [client["id"] for client in plain.client_list() if "b" in client["flags"]]
+
+        await until(waiting)
+        (key,) = plain.keys("lock:?") or plain.keys("lock:rw")
+        if plain.type(key) == b"zset":
+            plain.zincrby(key, 57_000, plain.zrange(key, 0, -1)[0])
+        plain.pexpire(key, 60_000)
+        plain.client_kill_filter(_id=waiting()[0])
+    error = await acquiring
+    assert isinstance(error, Unavailable), error
+    assert re.search(r"acks=1 needs 1 replicas .* but 0 had it", str(error))
 
 
 @rule(4, 10)

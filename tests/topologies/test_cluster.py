@@ -15,6 +15,7 @@ from harness.matrix import BASE, MODES, required
 from harness.modes import SLACK, outcome, queued, until
 from harness.servers import Missing, faketime
 from harness.topology import Cluster
+from harness.topology.group import ask, info, wait
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from interlock._client import waiting as _waiters
 from interlock._connect.target import address_of
@@ -176,7 +177,7 @@ async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster, monke
 
 
 async def test_a_revocation_reaches_its_holder_by_push(mode, clean, cluster, monkeypatch):
-    locks, others = mode.interlock(), mode.interlock()
+    locks, others = mode.interlock(max_ttl=60), mode.interlock()
     lease = await locks.lock("a", ttl=60).acquire()
     await until(lambda: subscription(mode, locks, "a")[0] == "1")
     assert await others.lock("a").revoke("enough")
@@ -349,7 +350,7 @@ async def test_mutual_exclusion_and_leases_last_while_a_slot_moves_under_load(mo
 
 
 async def test_a_lease_that_has_moved_to_the_next_node_is_renewed_there(mode, clean, harmed):
-    locks = mode.interlock()
+    locks = mode.interlock(max_ttl=40)
     await knows_all(mode, locks)
     leases = [await locks.lock(f"{name}:{{ask}}").acquire() for name in "ab"]
     slot = harmed.slot("lock:a:{ask}")
@@ -453,6 +454,57 @@ async def test_a_failover_that_lost_a_grant_begins_a_quarantine(mode, clean, har
 
 
 @rule(10)
+async def test_a_lossless_failover_inside_a_quarantine_keeps_its_beginning(mode, clean, harmed):
+    locks = mode.interlock(max_ttl=60)
+    await knows_all(mode, locks)
+    await use(locks.lock("used:{lock:hello}"))
+    old = harmed.primary_of("lock:hello")
+    harmed.catch_up(harmed.replica_of(old))
+    old.kill()
+    harmed.wait_ok()
+
+    async def quarantine_end(name):
+        assert isinstance(await outcome(locks.lock(name).acquire(timeout=1)), AcquireTimeout)
+        state = await locks.lock(name).inspect()
+        assert state.quarantined
+        return machine_time() + state.remaining
+
+    names = ("used:{lock:hello}", "never used:{lock:hello}")
+    ends = {name: await quarantine_end(name) for name in names}  # a second each, and so a second ago
+    old.restart()
+    harmed.catch_up(old)
+    harmed.wait_ok()
+    harmed.failover(old)
+    for name, end in ends.items():
+        assert await quarantine_end(name) < end + 0.5
+
+
+@rule(1, 10)
+async def test_a_primary_that_comes_back_has_another_identity(mode):
+    """The other nodes make a replica of it first, and its history of writes ends with that."""
+    with Cluster(config={"cluster-replica-validity-factor": "0"}) as group:
+        witness, idle = mode.interlock(group.url, max_ttl=30), mode.interlock(group.url, max_ttl=30)
+        for locks in (witness, idle):
+            await knows_all(mode, locks)
+        name = next(iter(one_on_each(group, "back").values()))
+        await use(witness.lock(name))
+        old = group.primary_of(f"lock:{name}")
+        new = group.replica_of(old)
+        group.catch_up(new)
+        before = ask(old, "INFO", "replication")
+        old.pause()
+        await asyncio.to_thread(wait, lambda: "" if info(new)["role"] == "master" else "it is a replica")
+        await mode.keep(mode.interlock(group.url, quarantine=False).lock(name, ttl=30, renew=False).acquire())
+        await witness.lock(name).inspect()
+        new.kill()
+        old.resume()
+        await asyncio.to_thread(wait, lambda: "" if info(old)["master_replid"] not in before else "it is as it was")
+        for locks in (witness, idle, mode.interlock(group.url, max_ttl=30)):
+            refused = await outcome(locks.lock(name).acquire(timeout=5))
+            assert "quarantine" in str(refused)
+
+
+@rule(10)
 async def test_a_lossless_failover_begins_no_quarantine(mode, clean, harmed):
     locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
@@ -508,11 +560,23 @@ def test_a_slot_that_moved_before_a_lossless_failover_has_no_quarantine():
     epoch.set_slot_history(
         8, SlotHistory("bb:bb", epoch.met_at, (), SlotHistory("zz:zz", epoch.met_at - 9, ("aa:aa",)))
     )
-    assert epoch.text_for(7).split()[3:] == ["bb:bb"]
+    assert epoch.text_for(7).split()[4:] == ["bb:bb"]
     epoch.mark_lossless("bb:bb", 2.0)
-    assert epoch.text_for(7).split()[3:] == ["-", "bb:bb/2000", "aa:aa/3000"]
-    assert epoch.text_for(8).split()[3:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
-    assert int(epoch.text_for(8).split()[1]) == 991_000
+    assert epoch.text_for(7).split()[4:] == ["-", "bb:bb/2000", "aa:aa/3000"]
+    assert epoch.text_for(8).split()[4:] == ["zz:zz", "bb:bb/2000", "aa:aa/2000"]  # that one is waited for, as before
+    assert int(epoch.text_for(8).split()[1]) == 1_000_000
+
+
+@rule(10)
+@pytest.mark.parametrize("least_ttl", [0.0, 2.0])
+def test_a_lease_that_a_clock_cut_short_is_waited_for_from_the_last_move(least_ttl):
+    """The quarantine of shorter leases counted from the first move, and so was over before these leases began."""
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
+    facts = Facts("d" * 40, "d" * 40, "b" * 40, uptime=500, now_ms=1_000_000, replicas=1)
+    stamp = ServerHistory(60.0).identify(facts, where)
+    stamp.set_slot_history(7, SlotHistory("bb:bb", stamp.met_at, (), SlotHistory("-", stamp.met_at - 900, ())))
+    stamp.mark_lossless("bb:bb", least_ttl)
+    assert int(stamp.text_for(7).split()[1]) == (1_000_000 if least_ttl else 100_000)
 
 
 @rule(5, 10)

@@ -278,8 +278,8 @@ async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, serv
 
 @rule(6)
 async def test_a_key_that_a_minority_lost_is_no_loss_and_extend_creates_no_key(mode, servers):
-    locks = quorum(mode, servers)
-    lease = await locks.lock("a", renew=False).acquire()
+    locks = quorum(mode, servers, max_ttl=50)
+    lease = await locks.lock("a", ttl=30, renew=False).acquire()
     await until(lambda: held(servers) == [lease.token] * 3)
     ask(servers.nodes[0], "DEL", "lock:a")
     await lease.extend(40)

@@ -16,7 +16,7 @@ from harness.matrix import required
 from harness.modes import SLACK, outcome, queued, until
 from harness.servers import KINDS, Missing, Node
 from harness.topology import Sentinels
-from harness.topology.group import ask
+from harness.topology.group import ask, info
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
 from interlock._connect.target import address_of
@@ -231,6 +231,70 @@ async def test_a_primary_that_was_paused_grants_nothing_while_no_sentinel_answer
 
 
 @rule(10)
+async def test_a_planned_failover_inside_a_quarantine_keeps_its_beginning(mode, group):
+    """It lost nothing, so what may be lost is what the failover before it lost, and that is no younger."""
+    locks = mode.interlock(group.url, max_ttl=60)
+    await (await locks.lock("used").acquire()).release()
+    old = group.primary
+    group.catch_up(*group.replicas)
+    old.kill()
+    await asyncio.to_thread(group.wait_ok)
+
+    async def quarantine_end(name):
+        assert isinstance(await outcome(locks.lock(name).acquire(timeout=1)), AcquireTimeout)
+        state = await locks.lock(name).inspect()
+        assert state.quarantined
+        return machine_time() + state.remaining
+
+    ends = {name: await quarantine_end(name) for name in ("used", "never used")}  # a second each, and so a second ago
+    new = await asyncio.to_thread(group.handover)
+    for name, end in ends.items():
+        assert await quarantine_end(name) < end + 0.5
+    assert group.primary is new
+
+
+USED = {
+    "lock": lambda locks, name: locks.lock(name, ttl=20, renew=False),
+    "semaphore": lambda locks, name: locks.semaphore(name, 1, ttl=20, renew=False),
+}
+
+
+@rule(1, 10)
+@pytest.mark.parametrize("kind", USED)
+async def test_a_primary_that_comes_back_lacks_what_the_one_in_between_granted(mode, kind):
+    """It is the same process with the same history of writes, so its own identity stands beside its locks."""
+    use = USED[kind]
+    with watched(replicas=1, config={}) as group:
+        old = group.primary
+        witness, idle = mode.interlock(group.url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
+        for locks, name in ((witness, "met both"), (idle, "met one")):
+            await (await use(locks, name).acquire()).release()
+        group.catch_up(*group.replicas)
+        before = ask(old, "INFO", "replication")
+        old.pause()
+        new = await asyncio.to_thread(group.wait_for_primary, old)
+        await witness.lock("hello").inspect()
+        others = mode.interlock(group.url, quarantine=False)
+        names = [name + used for name in ("met both", "met one") for used in ("", ", never used")]
+        for name in names:
+            await mode.keep(use(others, name).acquire())
+        new.kill()
+        old.resume()
+        assert await asyncio.to_thread(group.wait_for_primary, new) is old
+        assert info(old)["master_replid"] in before
+        for locks, name in zip((witness, witness, idle, idle), names, strict=True):
+            refused = await outcome(use(locks, name).acquire(timeout=0))
+            assert isinstance(refused, AcquireTimeout), refused
+            assert "quarantine" in str(refused)
+        fresh = mode.interlock(group.url, max_ttl=20)
+        for name in names:  # those that know have written the evidence down
+            assert isinstance(await outcome(use(fresh, name).acquire(timeout=0)), AcquireTimeout)
+        assert await use(idle, names[0]).revoke("the holder has ended", force=True)
+        for locks in (witness, idle, fresh):
+            await (await use(locks, names[0]).acquire(timeout=0)).release()
+
+
+@rule(10)
 async def test_a_planned_failover_loses_nothing_and_begins_no_quarantine(mode, group):
     locks = mode.interlock(group.url, max_ttl=60)
     await (await locks.lock("a").acquire()).release()
@@ -283,6 +347,16 @@ async def test_a_wrong_sentinel_address_raises_a_clear_error(mode, group):
     assert isinstance(error, Unavailable | AcquireTimeout)
     assert "none of the sentinels at 127.0.0.1:1, 127.0.0.1:2 answers" in str(error)
     assert machine_time() - started < 1 + SLACK
+
+
+async def test_sentinels_that_refuse_the_epoch_name_the_primary_all_the_same(mode, group):
+    for each in group.sentinels:
+        rights = ("resetchannels", "+hello", "+sentinel|get-master-addr-by-name")
+        ask(each, "ACL", "SETUSER", "plain", "on", ">secret", *rights)
+    url = f"{group.url}&sentinel_username=plain&sentinel_password=secret"
+    await mode.keep(mode.interlock(url).lock("a").acquire(timeout=10))
+    assert address_of(url, for_asyncio=False).sentinels.primary(5).epoch is None
+    assert address_of(group.url, for_asyncio=False).sentinels.primary(5).epoch == 0
 
 
 async def test_a_dead_sentinel_disturbs_nobody(mode, group):

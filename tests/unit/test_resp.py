@@ -28,7 +28,7 @@ CALLS = [
 CALLS += [(multi_resource([LOCK, OTHER]), ("acquire", f'["{token}"]', "2")) for token in ("x", "y")]
 
 
-@pytest.mark.parametrize("stamp", ["", "0123:01 60000 -"])
+@pytest.mark.parametrize("stamp", ["", "0123:01 60000 0 -"])
 def test_each_message_has_its_own_words(stamp):
     for _ in range(2):
         for resource, args in CALLS:

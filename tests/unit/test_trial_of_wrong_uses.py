@@ -332,7 +332,7 @@ USES = [
     wrong("an endless ttl", lock(ttl=math.inf), ConfigError, "lock('a')", "ttl", "inf"),
     wrong("ttl as a timedelta", lock(ttl=dt.timedelta(seconds=3)), ConfigError, "lock('a')", ".total_seconds()"),
     wrong("ttl as a Decimal", lock(ttl=decimal.Decimal(3)), ConfigError, "lock('a')", "a number of seconds"),
-    wrong("a ttl of an hour", lock(ttl=3600), ConfigError, "lock('a')", "at most max_ttl (60 s)", "is renewed"),
+    wrong("a ttl of an hour", lock(ttl=3600), ConfigError, "lock('a')", "at most max_ttl (30 s)", "is renewed"),
     wrong("a ttl that is no float", lock(ttl=10**400), ConfigError, "lock('a')", "ttl must be a number of seconds"),
     wrong(
         "a negative timeout",

@@ -128,7 +128,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
     @staticmethod
     def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
         """Whether run() goes on after this ended a term: not if the lease was given back. Raises another's error."""
-        if error.token != lease.token:
+        if lease is None or error.token != lease.token:
             raise error
         # Not the state tells: it is RELEASED also for a lease whose release found out that it had been lost.
         return str(error) != str(lease._grant.error(Grant.RELEASED))
@@ -138,14 +138,16 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
         warned = False
         while not self._interlock._closed:
             session = self._session
+            core = session.core
+            attempt = core.attempt(self._primitive, self._options, None, self._lease_of, should_stop=should_stop)
             try:
-                core = session.core
-                attempt = core.attempt(self._primitive, self._options, None, self._lease_of, should_stop=should_stop)
                 lease = section.lease = await core.acquire(attempt)
             except Stopped:
                 break
-            except LeaseLost:  # it was revoked in the moment in which it was handed over
-                continue
+            except LeaseLost as error:
+                if error.token not in {None, attempt.token}:
+                    raise  # of a `with` around this
+                continue  # it was revoked in the moment in which it was handed over
             except (Unavailable, AcquireTimeout) as error:
                 if not warned:
                     log.warning("%s The campaign goes on", error, extra=lock_fields(self._primitive))
@@ -155,7 +157,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                 if not session.core.closed:
                     raise
             else:
-                lease._in_with = True
+                lease._mark_in_with()
                 return lease
         return None
 

@@ -19,7 +19,7 @@ from interlock._protocol.names import (
     positive_int,
     tagged,
 )
-from interlock._protocol.timing import TRY_FOR
+from interlock._protocol.timing import MAX_TTL, TRY_FOR
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits
@@ -66,7 +66,8 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
     then $INTERLOCK_URL.
 
     `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
-    nothing is granted after a restart or failover that may have lost leases; `quarantine=False` turns that off.
+    nothing is granted after a restart or failover that may have lost leases (30; the same in all processes);
+    `quarantine=False` turns that off.
     `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
     within it is Unavailable. `confirm=False` makes that the default of `lock(confirm=...)`. `label` tells people who we
     are. `max_connections` bounds the connections that threads open to one server; a thread that finds none idle waits
@@ -90,7 +91,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         target: str | object | None = None,
         *,
         prefix: str = "lock:",
-        max_ttl: float = 60.0,
+        max_ttl: float = MAX_TTL,
         quarantine: bool = True,
         confirm: bool = True,
         try_for: float = TRY_FOR,
@@ -126,7 +127,7 @@ class InterlockCore(Face, Generic[LeaseT, MultiLeaseT, MemberT]):
         servers: Sequence[str | object],
         *,
         prefix: str = "lock:",
-        max_ttl: float = 60.0,
+        max_ttl: float = MAX_TTL,
         quarantine: bool = True,
         try_for: float = TRY_FOR,
         label: str | None = None,

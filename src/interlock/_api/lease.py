@@ -12,10 +12,12 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from interlock._client.grant import Grant
+from interlock._client.observer import Loss, loss_of
 from interlock._client.renewal import dropped_text
 from interlock._client.self_wait import lasts
 from interlock._protocol.acks import Assurance
 from interlock._protocol.names import check_command
+from interlock._protocol.timing import FOREVER
 from interlock.errors import ConfigError
 
 from .face import Face
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
     from interlock._client.core import Core
     from interlock._protocol.types import AutoResetEvent
+    from interlock.errors import LeaseLost
 
 # What `execute` returns: bytes for strings, as the server sent them.
 Reply = bytes | str | int | float | None | list["Reply"]
@@ -66,7 +69,7 @@ def described_state(state: LeaseState, remaining: float, but: str = " unless ren
 class WatchedCore(Face, Generic[EventT]):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
-    __slots__ = ("_bodies", "_core", "_end_event", "_in_with", "_lost_event")
+    __slots__ = ("_bodies", "_core", "_end_event", "_lost_event")
     _event_type: Callable[[], EventT]
     _core: Core
     _lost_event: Any
@@ -75,10 +78,8 @@ class WatchedCore(Face, Generic[EventT]):
     _instead_of_pickling = (
         "acquire another lease in the other process, or send it this lease's fence with the data to write"
     )
-    _in_with: bool
-    """A `with` of its lockable acquired it, and so gives it back."""
     _bodies: tuple[Any, ...]
-    """In asyncio, what tasks do inside of it, the innermost last."""
+    """What threads or tasks do inside of it, the innermost last: see `LeaseForThreads`, `LeaseForAsyncio`."""
 
     @property
     def lost(self) -> EventT:
@@ -134,6 +135,15 @@ class WatchedCore(Face, Generic[EventT]):
 
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
         """The calling thread or task, `who` if that is known, is inside from now on. In asyncio, an end cancels it."""
+        raise NotImplementedError
+
+    def _revocation(self) -> LeaseLost | None:
+        """The error that says who revoked it; None if nobody did."""
+        raise NotImplementedError
+
+    def _mark_in_with(self) -> None:
+        """Note that a `with` of its lockable acquired it, and so gives it back."""
+        raise NotImplementedError
 
     def _mark_held_by_call(self) -> None:
         """Note that a decorated function, or the work of an election, holds it until it returns."""
@@ -169,7 +179,7 @@ class LeaseCore(WatchedCore[EventT]):
         self._core = core
         self._grant = grant
         self._lost_event = self._end_event = None
-        self._in_with, self._bodies = False, ()
+        self._bodies = ()
         self._depth: int = 1  # how often it was acquired, and not released yet
         self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
         grant.lease = weakref.ref(self)
@@ -264,6 +274,10 @@ class LeaseCore(WatchedCore[EventT]):
     def _log_fields(self) -> dict[str, object]:
         return self._grant.log_fields
 
+    def _revocation(self) -> LeaseLost | None:
+        why = self._grant.end_reason
+        return self._grant.error(why) if why is not None and loss_of(why) is Loss.REVOKED else None
+
     def _named(self, error: ConfigError) -> ConfigError:
         return named(error, str(self._grant.resource), self.name)
 
@@ -305,14 +319,24 @@ class LeaseCore(WatchedCore[EventT]):
     def _reenter(self) -> Self:
         """Acquire it once more. Raises LeaseLost."""
         self.ensure()
-        with self._core.runtime.mutex:
-            self._depth += 1
+        is_counted = False
+        try:
+            with self._core.runtime.mutex:
+                self._depth += 1
+                is_counted = True
+        except BaseException:  # an interrupt: nobody gets this acquire, so nobody would release it
+            if is_counted:
+                self._depth -= 1
+            raise
         return self
 
     @property
     def _is_inside(self) -> bool:
         """Whether some acquire of it has no release yet: also of a lease that was lost."""
         return self._depth > 0
+
+    def _mark_in_with(self) -> None:
+        self._grant.in_with = True
 
     def _mark_held_by_call(self) -> None:
         if self._depth == 1:  # else the call entered again what its caller may release elsewhere
@@ -359,9 +383,9 @@ class LeaseCore(WatchedCore[EventT]):
         grant = getattr(self, "_grant", None)
         if grant is None or grant.end_reason is not None:
             return
-        if grant.bucket is None or grant.reason_ended(now := self._core.runtime.now()):
+        if grant.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
             return
-        if self._in_with:  # its section is garbage as well, and may be finalized later than this
+        if grant.in_with:  # its section is garbage as well, and may be finalized later than this
             self._core.release_later(grant)
         else:
             self._core.renewal.drop(grant)

@@ -8,7 +8,7 @@ resource it asks for (`_to_request`), whether its caller holds it already (`_ree
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
 from interlock._client.revocation import reason_text
 from interlock._client.self_wait import deadlock, kind_of_caller, way_out
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
+
+
+# Why a lease of an owner is lost: another thread or task of this owner asked at the same moment
+TAKEN_OVER: Final = "its owner has acquired the lock again"
 
 
 class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
@@ -50,7 +54,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
         of the lockable. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a
-        call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it.
+        call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it. In
+        threads, a wait inside of a `with` whose lease somebody revokes meanwhile ends with that LeaseLost.
         """
         if self._is_reentrant and (held := self._reenter()) is not None:
             return held
@@ -138,12 +143,14 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         if who is not None:
             self._check_not_inside(who)
         lease = section.lease = await self._acquire(UNSET)
-        lease._in_with = not section.by_hand
+        if not section.by_hand:
+            lease._mark_in_with()
         if who is not None:
             self._inside[who] = weakref.ref(lease)
         if section.by_hand:
             self._by_hand.append(section)
-        lease._begin(who)
+        if who is not None:  # else any thread may run the body
+            lease._begin(who)
         return lease
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -182,13 +189,20 @@ class RLockCore(LockCore[LeaseT]):
     def _reenter(self) -> LeaseT | None:
         leases = self._interlock._held_by_caller.of(self._owner, self._primitive.keys[0])
         held: list[Any] = [lease for lease in leases if lease._is_inside]
-        held.sort(key=lambda lease: lease._ended)  # one that another process took over stands last
-        entered: LeaseT | None = held[0]._reenter() if held else None
+        # The newest: it took over from the others, of which some may not know that they are lost.
+        entered: LeaseT | None = max(held, key=lambda lease: lease.fence)._reenter() if held else None
         return entered
 
     def _lease_of(self, core: Core, grant: Grant) -> Any:
         lease = super()._lease_of(core, grant)
-        self._interlock._held_by_caller.add(self._owner, self._primitive.keys[0], lease)
+        owner, key = self._owner, self._primitive.keys[0]
+        self._interlock._held_by_caller.add(owner, key, lease)  # first: of two threads one sees the lease of the other
+        if self._primitive.owner_prefix:
+            for other in self._interlock._held_by_caller.of(owner, key):
+                if other.fence > grant.fence:
+                    raise grant.error(TAKEN_OVER)
+                if other.fence < grant.fence and not other._ended and other._core is core:  # else the server tells it
+                    core.renewal.lose(other._grant, TAKEN_OVER)
         return lease
 
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from interlock._client.core import Core
     from interlock._client.grant import Grant
+    from interlock.errors import LeaseLost
 
 PartT = TypeVar("PartT", bound=LeaseCore[Any])
 
@@ -27,7 +28,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
     def __init__(self, core: Core, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]) -> None:
         self._core = core
         self._lost_event = self._end_event = None
-        self._in_with, self._bodies = False, ()
+        self._bodies = ()
         self._on_lost_call = on_lost
         self._name = name
         self._leases: dict[str, PartT] = leases
@@ -119,6 +120,13 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
                 raise now
         finally:
             now = error = None  # their tracebacks refer to this frame
+
+    def _mark_in_with(self) -> None:
+        for lease in self._leases.values():
+            lease._mark_in_with()
+
+    def _revocation(self) -> LeaseLost | None:
+        return next((lost for lease in self._leases.values() if (lost := lease._revocation()) is not None), None)
 
     def _mark_held_by_call(self) -> None:
         for lease in self._leases.values():

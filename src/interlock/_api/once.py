@@ -89,7 +89,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
             lease = section.lease = await core.acquire(attempt)
         except script.RunSkipped as passed:
             return passed.skipped
-        lease._in_with = True
+        lease._mark_in_with()
         lease._grant.attempt.release_args = self._limits.release_args(succeeded=False)
         return lease
 

@@ -9,6 +9,8 @@ Rules.
  2. A CancelledError becomes something else only if the count is then what it was on entry. Otherwise somebody else
     wants the task to end, too, and the CancelledError goes on.
  3. A body that ended before our cancellation was delivered must not leave it to the next await of its task.
+ 4. Another task may leave the scope in the stead of its task. It takes back what was delivered, and only that: what is
+    on its way will be raised in the task of the scope.
 """
 
 from __future__ import annotations
@@ -51,11 +53,13 @@ class CancelScope:
             task.cancel()
 
     def take_back(self) -> bool:
-        """Leave the scope: whether we cancelled the task, and nobody else wants it to end."""
-        here = asyncio.current_task()
-        if not self.cancelled or here is None or here is not self.task:
-            return False  # if another task leaves it, then what we cancelled is on its way there
-        return here.uncancel() <= self._before
+        """Leave the scope: whether we cancelled the task, and nobody else wants it, or the one that leaves, to end."""
+        here, task = asyncio.current_task(), self.task
+        if not self.cancelled or here is None or task is None:
+            return False
+        if here is not task and (_is_pending(task) or here.cancelling()):
+            return False
+        return task.uncancel() <= self._before
 
     async def discard(self) -> None:
         """After `take_back`: let nothing be left of a cancellation that was not delivered."""
@@ -66,6 +70,12 @@ class CancelScope:
         except asyncio.CancelledError:
             if (task := self.task) is not None and task.cancelling() > self._before:
                 raise  # somebody else has asked meanwhile
+
+
+def _is_pending(task: asyncio.Task[object]) -> bool:
+    """Whether a cancellation of this task, which does not run now, is still to be raised in it."""
+    waits_for = getattr(task, "_fut_waiter", None)
+    return getattr(task, "_must_cancel", True) or (waits_for is not None and waits_for.cancelled())
 
 
 class Body(CancelScope):

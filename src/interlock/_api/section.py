@@ -49,10 +49,10 @@ class Section:
 
         The lockable stands first if the caller loaded `__exit__` from the class, as contextlib.ExitStack does.
         """
-        lockable = args[0] if len(args) > 3 else self.lockable
-        section = self if self.lease is not None else _left_by_hand(lockable)
-        before = None
+        section, before = self, None
         try:
+            if self.lease is None:
+                section = _left_by_hand(args[0] if len(args) > 3 else self.lockable)
             before = section.lease._holds()
             await section.lease._exit(*args[-3:])
         except BaseException:
@@ -61,7 +61,7 @@ class Section:
         finally:
             section.lease = None
             if section.entered_by is not None:
-                lockable._inside.pop(section.entered_by, None)
+                section.lockable._inside.pop(section.entered_by, None)
 
     async def __aenter__(self) -> Self:
         return self
@@ -79,7 +79,8 @@ class Section:
             lease._release_in_background(before)
 
     def __del__(self) -> None:
-        if not self.by_hand and self.lease is not None:
+        # An interrupt may have ended __init__().
+        if getattr(self, "lease", None) is not None and not self.by_hand:
             self.lease._release_in_background(None, later=True)
 
 

@@ -148,10 +148,34 @@ def _warn_of_loop(resource: Resource) -> None:
 
 
 class LeaseForThreads(WatchedCore[threading.Event], OnlyWith):
-    """A lease that a `with` holds."""
+    """A lease that threads are inside of. Its loss interrupts no thread; a revocation ends what a thread waits for.
+
+    Else a deadlock of two processes would outlast the revocation of one of its leases, up to the end of that lease. A
+    lease that expires is free in the server, and so ends a deadlock by itself.
+    """
 
     __slots__ = ()
     _event_type = threading.Event
+
+    def _on_lost(self) -> None:
+        super()._on_lost()
+        if self._bodies and (lost := self._revocation()) is not None:
+            self._core.end_waits([thread for who in self._bodies if (thread := who()) is not None], lost)
+
+    def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:  # noqa: ARG002 (see WatchedCore)
+        who = who or weakref.ref(threading.current_thread())
+        self._bodies = (*self._bodies, who) if self._bodies else (who,)
+
+    def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> Coroutine[Any, Any, None]:
+        self._bodies = () if len(self._bodies) < 2 else self._bodies_without_this_thread()
+        return self._leave(error)
+
+    def _bodies_without_this_thread(self) -> tuple[Any, ...]:
+        """The bodies without the innermost one of this thread; or of another one, in whose stead this one leaves."""
+        bodies, here = [*self._bodies], threading.current_thread()
+        mine = [i for i, who in enumerate(bodies) if who() is here]
+        del bodies[mine[-1] if mine else -1]
+        return (*bodies,)
 
     def __enter__(self) -> Self:
         run(self._enter())

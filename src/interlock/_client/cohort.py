@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import last_answer_counts
-from interlock._protocol.timing import FOREVER, HANDOVER_TTL
+from interlock._protocol.timing import FOREVER
 from interlock.primitives.messages import Queued
 
 if TYPE_CHECKING:
@@ -155,11 +155,10 @@ class Cohort:
     def may_pass(self, section: Grant, now: float) -> bool:
         """Whether the lease of this section may pass to the first that waits."""
         attempt = section.attempt
-        enough = min(HANDOVER_TTL, attempt.ttl) / 3 if section.unconfirmed else attempt.ttl / 2
         return (
             self.section is section
             and section.reason_ended(now) is None
-            and section.deadline - now >= enough
+            and section.deadline - now >= attempt.ttl / 2
             and not section.renewal_failing
             and section.unanswered == 0
             and attempt.extended_until <= now + attempt.ttl

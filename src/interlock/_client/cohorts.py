@@ -120,9 +120,7 @@ class Cohorts:
                 return False
             own_token = first.token
             try:
-                # Before a section follows one that nobody has confirmed, the server is asked: its reply confirms both.
-                fence = 0 if section.unconfirmed else cohort.next_fence(now)
-                following = section.passed_to(first, fence, now)
+                following = section.passed_to(first, cohort.next_fence(now), now)
                 self.renewal.replace(section, following)
                 cohort.section = following  # from here on it has passed
             except BaseException:
@@ -159,6 +157,15 @@ class Cohorts:
         cohort = self.by_key.get(attempt.resource.keys[0])
         section = cohort.section if cohort is not None else None
         return section is not None and section.attempt.caller is attempt.caller is not None
+
+    def is_before(self, other: Attempt, attempt: Attempt) -> bool:
+        """Whether the caller of this attempt waits behind the other one: the driver, the section, or one that waits."""
+        with self.runtime.mutex:
+            cohort = self.by_key.get(attempt.resource.keys[0])
+            if cohort is None:
+                return False
+            section = cohort.section.attempt if cohort.section is not None else None
+            return other is cohort.driver or other is section or other in cohort.waiting
 
     def look(self) -> None:
         """Wake those whose turn it is, in case an interrupt has cost a wake-up; and those that look for a self-wait."""

@@ -41,9 +41,16 @@ from interlock._client.error_texts import (
     unavailable_error,
 )
 from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
-from interlock._client.handovers import Handovers
-from interlock._client.places import NOT_THE_USERS
-from interlock._client.self_wait import LOOK_AFTER, SelfWait, begins_alike, find
+from interlock._client.places import NOT_THE_USERS, line_of
+from interlock._client.self_wait import (
+    LOOK_AFTER,
+    SelfWait,
+    begins_alike,
+    blocks_at_server,
+    find,
+    interrupted,
+    interrupts,
+)
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import checked_ttl, execute_word
@@ -56,6 +63,7 @@ from interlock._protocol.timing import (
     RETRY_FOR,
     STOP_POLL_INTERVAL,
     TRY_FOR,
+    TRY_PROOF_TIMEOUT,
     UNDO_GRACE,
     capped_ttl,
     margin,
@@ -99,11 +107,10 @@ from interlock.primitives.messages import (
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
     from types import FrameType
 
     from interlock._client.deadlock_search import DeadlockSearch
-    from interlock._client.leaving import Leaving
     from interlock._client.registry import Registry
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
@@ -123,7 +130,6 @@ class Core:
         waiters: Waiters,
         renewal: Renewal,
         undo: Undo,
-        leaving: Leaving,
         process_id: str,
         caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
@@ -135,8 +141,6 @@ class Core:
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
-        self.leaving = leaving
-        self.handovers = Handovers(server, renewal, leaving, self.lease_from_grant)
         self.process_id = process_id  # the beginning of each token: label, host, process
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.max_ttl = max_ttl  # seconds
@@ -148,6 +152,7 @@ class Core:
         self.registry: Registry | None = None  # knows where in its code a holder is
         self.deadlocks: DeadlockSearch | None = None
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
+        self.all_waits: Callable[[], Iterable[Attempt]] = tuple  # the same: what their callers wait for
         self.closed = False
 
     def attempt(
@@ -204,7 +209,6 @@ class Core:
         holder, _, _ = former.token.rpartition("/")
         attempt.token = f"{holder}/{os.urandom(16).hex()}"
         attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
-        attempt.first_sent, attempt.push = None, ""
 
     async def acquire(self, attempt: Attempt) -> Any:
         """Ask until the server grants the attempt, and return its lease.
@@ -238,13 +242,9 @@ class Core:
                     continue
                 reply = parse_acquire(raw)
                 if not isinstance(reply, Granted):
-                    await self._before_next_request(attempt, reply, sent)
+                    await self._before_next_request(attempt, reply)
                     if attempt.last_queued is not None:
                         max_waiters = NO_BOUND  # it has waited: no restart of the server may cost its place
-                    if attempt.push and (lease := self.handovers.start(attempt)) is not None:
-                        attempt.should_stop = attempt.event = None
-                        return lease
-                    attempt.asks_first = False
                 elif attempt.make_lease is None:
                     self.waiters.unregister(attempt)
                     return reply.number
@@ -265,12 +265,15 @@ class Core:
         """
         attempt.waits_since = arrived = now = self.runtime.now()
         attempt.look_at = arrived + LOOK_AFTER if attempt.caller is not None else FOREVER
+        self._look_for_interrupted(attempt, lambda below: self.cohorts.is_before(below, attempt))
         is_inside = self.cohorts.is_inside(attempt)
         if is_inside:
             self._look_for_own_section(attempt, arrived, warn=False)
         while True:
             if self.closed:
                 raise self.closed_error(attempt.resource)
+            if attempt.outer_loss is not None:
+                raise outer_error(attempt, attempt.outer_loss)
             if now >= attempt.until:
                 raise self._turn_timeout(attempt, arrived)
             if now >= attempt.look_at:
@@ -337,6 +340,19 @@ class Core:
             self.cohorts.reserved(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
         return reply.fence > 0
 
+    def _look_for_interrupted(self, attempt: Attempt, blocks: Callable[[Attempt], bool]) -> None:
+        """Raise Deadlock if this call, in a signal handler or a finalizer, has interrupted what it is to wait for.
+
+        So does a call that has interrupted a step under the mutex, for which all other threads and the renewal wait.
+        """
+        if attempt.should_stop is not None:
+            return
+        for below in interrupted(attempt):
+            if blocks(below):
+                raise interrupts(attempt, f"is just acquiring or releasing it, at {line_of(below.place)}")
+        if self.runtime.holds_mutex():
+            raise interrupts(attempt, "is in a step of interlock for which all its other threads wait")
+
     def _look_for_own_section(self, attempt: Attempt, arrived: float, *, warn: bool) -> None:
         """Raise Deadlock, or log, if the caller of this attempt itself is in the section for which it waits."""
         reply = self.cohorts.blocking(attempt, arrived)
@@ -357,28 +373,28 @@ class Core:
         """Seconds for a call that does not wait, but has to do more than one plain try."""
         return max(RETRY_FOR, self.try_for)
 
-    async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused, sent: float) -> None:
-        """Do what the reply to the request of time `sent` calls for before the next one: wait, search a proof, nothing.
+    async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
+        """Do what the reply calls for before the next request: wait, search a proof, or nothing.
 
         Raises the error of a final refusal, or when the time is over.
         """
         assert attempt.busy is not None
-        if attempt.first_sent is None:
-            attempt.first_sent = 0.0 if attempt.in_doubt else sent
-        attempt.is_queued |= isinstance(reply, Queued)
+        last_queued = attempt.last_queued
+        if isinstance(reply, Queued):  # first: meanwhile, callers behind this one in the cohort share the answer
+            attempt.is_queued, attempt.last_queued, attempt.generation = True, reply, reply.generation
         identity = lost_identity(reply)
         if identity and not attempt.has_no_proof and identity != attempt.proven_identity:
             # One search for each lost identity, since a client may be unable to use its own proof. After a search
             # without a proof the attempt searches no more: its waiter waits for the end of the quarantine.
-            now, waits = self.runtime.now(), attempt.event is not None
+            timeout = TRY_PROOF_TIMEOUT if attempt.event is None else PROOF_TIMEOUT
             is_proven = await self.server.prove_lossless(
-                attempt.resource.keys, identity, min(attempt.until, now + (PROOF_TIMEOUT if waits else 0))
+                attempt.resource.keys, identity, min(attempt.until, self.runtime.now() + timeout)
             )
             attempt.proven_identity, attempt.has_no_proof = identity if is_proven else "", not is_proven
-        elif isinstance(reply, Queued):
-            is_first = attempt.last_queued is None
-            attempt.last_queued, attempt.generation = reply, reply.generation
-            if is_first:
+            if self.runtime.now() < attempt.until:
+                return  # to ask again at once
+        if isinstance(reply, Queued):
+            if last_queued is None or lost_identity(last_queued):
                 self._begin_to_wait(attempt, reply)
             if not await self._wait(attempt, reply):
                 raise self._timeout_error(attempt, self._busy_error(attempt, reply))
@@ -463,14 +479,17 @@ class Core:
         attempt.waits_since = min(attempt.waits_since, now)
         after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
         attempt.look_at = FOREVER if attempt.caller is None else now + after
+        self._look_for_interrupted(attempt, lambda below: blocks_at_server(attempt, reply, below))
         if begins_alike(attempt, reply):
             self._look_for_self_wait(attempt, reply, warn=False)
 
     async def _wait(self, attempt: Attempt, reply: Queued) -> bool:
         """Wait until there is a reason to ask again. Returns False if the time is over.
 
-        Raises Stopped; Deadlock if the caller waits for itself.
+        Raises Stopped; Deadlock if the caller waits for itself; LeaseLost as `end_waits` says.
         """
+        if attempt.outer_loss is not None:
+            raise outer_error(attempt, attempt.outer_loss)
         now, should_stop, polls = self.runtime.now(), attempt.should_stop, attempt.options.polls
         poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
         ask_at = now + reply.pttl_ms / 1000 if polls and reply.is_head else FOREVER
@@ -489,7 +508,20 @@ class Core:
             poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
             assert attempt.event is not None  # the attempt waits
             woken = await attempt.event.wait(min(attempt.until, attempt.look_at, poll, ask_at))
+        if attempt.outer_loss is not None:
+            raise outer_error(attempt, attempt.outer_loss)
         return woken
+
+    def end_waits(self, callers: Collection[object], lost: LeaseLost) -> None:
+        """End all waits of these threads: a lease was revoked in whose `with` each of them is.
+
+        Else two processes that wait for each other would do so until the lease that somebody revoked has run out. Calls
+        that a thread begins later wait as ever.
+        """
+        for attempt in self.all_waits():
+            if (event := attempt.event) is not None and attempt.live_caller in callers:
+                attempt.outer_loss = lost
+                event.set()
 
     def _look_for_self_wait(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:
         """Raise Deadlock if the caller waits for itself for ever. If another may end the wait: log that, to `warn`."""
@@ -499,16 +531,14 @@ class Core:
         if own is not None and warn:
             log.warning("%s", own.warning(), extra=lock_fields(attempt.resource, token=attempt.token))
 
-    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float, handover_ttl: float = 0.0) -> Any:
+    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.
-
-        `handover_ttl`: in seconds, for a handover that nobody has confirmed; `sent` is then the stamp in its push.
 
         Returns None if the grant expired before its reply arrived. Raises Unavailable after too many of these.
         """
         assert attempt.make_lease is not None
         attempt.was_granted = True
-        ttl, max_hold = handover_ttl or attempt.options.ttl, attempt.options.max_hold
+        ttl, max_hold = attempt.options.ttl, attempt.options.max_hold
         max_hold_until = FOREVER if max_hold is None else sent + max_hold
         deadline = min(max_hold_until, sent + ttl - margin(ttl, self.server.drift))
         if self.runtime.now() >= deadline:
@@ -526,7 +556,6 @@ class Core:
             max_hold_until=max_hold_until,
             since=sent,
             fork_count=grant_module.fork_count,
-            unconfirmed=handover_ttl > 0,
         )
         try:
             lease = attempt.make_lease(self, grant)
@@ -565,11 +594,9 @@ class Core:
 
     def release_later(self, grant: Grant) -> None:
         """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
+        # First, since an interrupt may end the finalizer at any later step: the worker of ends then does the rest.
+        self.undo.from_finalizers.append(grant)
         grant.end_reason = grant.end_reason or Grant.RELEASED
-        if self.cohorts.has_passed(grant):
-            return
-        self.undo.from_finalizers.append(grant)  # first here, then out of the bucket: see LeaseEnds.due()
-        self.renewal.remove(grant)
 
     async def request(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
         """Send one request of an attempt, and retry while the server is away.
@@ -657,7 +684,7 @@ class Core:
         attempt = grant.attempt
         try:
             now = self.runtime.now()
-            if attempt.options.joins and self.cohorts.pass_on(grant, now):
+            if self._passes_on(grant, now):
                 return True
             grant.reason_ended(now)
         except BaseException:
@@ -670,8 +697,15 @@ class Core:
             return False
         return await self._release_held(grant, now)
 
-    async def _release_held(self, grant: Grant, now: float) -> bool:
-        """Release a lease that had not ended `now`. See release()."""
+    def _passes_on(self, grant: Grant, now: float) -> bool:
+        """Pass the lease to the next caller of its cohort. Returns False if the lease must be released."""
+        return grant.attempt.options.joins and self.cohorts.pass_on(grant, now)
+
+    async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
+        """Release a lease that had not ended `now`. See release().
+
+        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Undo.leave`.
+        """
         attempt, is_ours = grant.attempt, True
         was_in_doubt = attempt.in_doubt
         try:
@@ -684,6 +718,8 @@ class Core:
             grant.announce_release()
             self.renewal.end(grant)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
+            if not waits and self.undo.leave(grant, args):
+                return True
             # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
             attempt.in_doubt = False
             until = FOREVER
@@ -712,7 +748,7 @@ class Core:
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
 
-        With `confirm=False` the release may be on its way when this returns: see `Leaving`.
+        With `confirm=False` the release may be on its way when this returns: see `Undo.leave`.
         If the server is away now, the body has still finished under a valid lease: no error is raised, the release
         goes on in the background, and the lease runs out by itself.
         """
@@ -725,7 +761,7 @@ class Core:
             if why is not None:
                 self.renewal.lose(grant, why)
                 await self.release(grant)
-            elif self._ends_without_waiting(grant, now) or await self._release_held(grant, now):
+            elif self._passes_on(grant, now) or await self._release_held(grant, now, waits=must_wait(grant, now)):
                 return
         except LockError as failed:
             if error is None and not isinstance(failed, Unavailable):
@@ -736,13 +772,6 @@ class Core:
             self.release_in_background(grant)
             raise
         raise_or_chain(grant.error(why or ENDED_BEFORE_RELEASE), error)
-
-    def _ends_without_waiting(self, grant: Grant, now: float) -> bool:
-        """Pass the lease to the next caller of the cohort, or release it without waiting for a reply, if possible."""
-        options = grant.attempt.options
-        return (options.joins and self.cohorts.pass_on(grant, now)) or (
-            not options.confirm and self.leaving.leave(grant, now)
-        )
 
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
@@ -755,17 +784,17 @@ class Core:
         try:
             call = RenewCall([(grant.token, str(int(ttl * 1000)))])
             reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
-            self._count_unanswered(grant, -1)
         finally:  # also without a reply: the server may have extended the lease
             grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
-        if isinstance(state, Failed):  # a failed renewal is not a loss
-            why = state.cause.decode()
-            raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if isinstance(state, Gone | Revoked):
             why = reason_lost(state)
             self.renewal.lose(grant, why)
             raise grant.error(why)
+        self._count_unanswered(grant, -1)  # only now: a lost lease must not pass on
+        if isinstance(state, Failed):  # a failed renewal is not a loss
+            why = state.cause.decode()
+            raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if why := grant.reason_ended(self.runtime.now()):
             self.renewal.lose(grant, why)
             raise grant.error(why)
@@ -837,9 +866,27 @@ def _next_pause(pause: float) -> float:
     return min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
 
 
+def must_wait(grant: Grant, now: float) -> bool:
+    """Whether the end of a `with` waits for the reply to its release, because of its option or of its lease."""
+    attempt = grant.attempt
+    return (
+        attempt.options.confirm
+        or attempt.in_doubt
+        or grant.renewal_failing
+        or grant.deadline - now < attempt.options.ttl / 2
+    )
+
+
 def was_unanswered(error: BaseException) -> bool:
     """Whether `request` raised this error because no try was answered in time."""
     return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
+
+
+def outer_error(attempt: Attempt, lost: LeaseLost) -> LeaseLost:
+    """The error for a thread that waits no more, since the lease around its wait was revoked."""
+    error = LeaseLost(f"{attempt.resource}: this thread waits for it no more, inside of a lost lease: {lost}")
+    error.token, error.name = lost.token, lost.name
+    return error
 
 
 def raise_or_chain(lost: LeaseLost, error: BaseException | None) -> None:

@@ -128,10 +128,6 @@ class Attempt:
     in_doubt: bool = False  # a copy of a request may still be on its way
     is_queued: bool = False  # the attempt stands in the queue
     was_granted: bool = False  # also if the grant expired on its way
-    push: str = ""  # what the last push of a handover said: see HandoverPush
-    # When its first request was sent, which the stamp 0 of a push names. 0.0: nobody knows.
-    first_sent: float | None = None
-    asks_first: bool = False  # a subscription has begun or ended since it last asked: no push counts
     expired_grants: int = 0  # grants that expired on their way
     last_queued: Queued | None = None  # the last reply that another holder has the resource
     look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
@@ -141,6 +137,7 @@ class Attempt:
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
+    outer_loss: LeaseLost | None = None  # a lease was revoked in whose `with` the thread waits: it waits no more
     observation: Observation | None = None  # while somebody observes
 
     @property
@@ -176,7 +173,6 @@ class Attempt:
         self.is_queued, self.was_granted = former.is_queued, former.was_granted
         self.in_doubt, self.unanswered_since = former.in_doubt, former.unanswered_since
         self.last_queued, self.generation = former.last_queued, former.generation
-        self.first_sent, self.push, self.asks_first = former.first_sent, former.push, former.asks_first
         self.proven_identity, self.has_no_proof = former.proven_identity, former.has_no_proof
         unused = self.token
         self.token = former.token
@@ -206,10 +202,10 @@ class Grant:
     end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
-    unconfirmed: bool = False  # the section started from the push, and the server has answered nothing since
     held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
-    lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end
-    bucket: dict[str, Grant] | None = None  # the bucket of the renewal that has this grant
+    in_with: bool = False  # a `with` of its lockable acquired it, and so gives it back
+    lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end; None before the section begins
+    due: float = FOREVER  # the key of its bucket in the book of the renewal, which alone knows whether it is there
 
     @property
     def resource(self) -> Resource:
@@ -218,6 +214,11 @@ class Grant:
     @property
     def renews(self) -> bool:
         return self.attempt.options.renew
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether nobody can release the lease: its Lease is garbage, or the caller to which it passed has given up."""
+        return self.attempt.abandoned if self.lease is None else self.lease() is None
 
     @property
     def log_fields(self) -> dict[str, object]:
@@ -247,7 +248,6 @@ class Grant:
             self.deadline,
             since=now,
             fork_count=self.fork_count,
-            unconfirmed=self.unconfirmed,
         )
 
     def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
@@ -255,7 +255,7 @@ class Grant:
 
         `drift` is that of the server.
         """
-        self.renewal_failing = self.unconfirmed = False
+        self.renewal_failing = False
         self.last_answered_sent = sent
         deadline = sent + ttl - margin(ttl, drift)
         if deadline > self.deadline:

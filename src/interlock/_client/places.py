@@ -12,9 +12,10 @@ import os
 import sys
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from types import CodeType, FrameType
 
 Place = tuple["CodeType", int]
@@ -82,6 +83,21 @@ def encloses_this_call(place: Place | None) -> bool:
     while frame is not None and not (frame.f_code is code and _start_of(code, frame.f_lasti) > entered_at):
         frame = frame.f_back
     return frame is not None and _is_with(*place)
+
+
+def interrupted_calls() -> Iterator[Mapping[str, Any]]:
+    """The local variables of each function of interlock below the user's code that makes the current call.
+
+    There is one only if that code is a signal handler or a finalizer that interrupted interlock, or if interlock calls
+    that code, as the call of a decorated function does.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
+        frame = frame.f_back
+    while frame is not None:
+        if NOT_THE_USERS[frame.f_code.co_filename]:
+            yield frame.f_locals
+        frame = frame.f_back
 
 
 @lru_cache(maxsize=MAX_PLACES)

@@ -17,6 +17,9 @@ Rules.
     subscription the client asks at once about every lease on that channel. If the push of a revocation arrives before
     the reply that grants the lease, `early_revocations` keeps the revocation.
  6. Timers stand still while the machine sleeps, and the clock does not: no worker sleeps longer than ttl/10 or 1 s.
+ 7. Somebody owns each lease that the client renews: its Lease is alive, or a caller of the cohort wakes for it. Python
+    drops an exception that a signal handler raises in a finalizer, and does not call that finalizer again; so when a
+    lease is due, the worker of ends looks whether its Lease is garbage, and ends the lease in the finalizer's stead.
 """
 
 from __future__ import annotations
@@ -29,19 +32,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client import grant_log, observer
 from interlock._client.cohorts import Cohorts
-from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
+from interlock._client.error_texts import ENDED_BEFORE_RELEASE, OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._client.observer import report_failed_renewal, report_lost, report_released, report_renewed
 from interlock._client.places import line_of
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER, HANDOVER_TTL, capped_ttl
+from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
 from interlock.primitives.messages import (
     RENEWED,
     Failed,
     Gone,
     RenewCall,
-    Renewed,
     RenewReply,
     RenewState,
     Revoked,
@@ -52,10 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from interlock._client.grant import Attempt
+    from interlock._client.reports import Reports
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
     from interlock._client.worker import Worker
-    from interlock._protocol.types import Reply
 
 # leases in one script call: a call then takes less than 2 ms of the server, which other programs use, too
 RENEWAL_BATCH: Final = 200
@@ -90,14 +92,16 @@ class Renewal:
         renewal_worker: Worker,
         undo: Undo,
         waiters: Waiters,
+        reports: Reports,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
         self.ends_worker = ends_worker  # runs `ends`
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo, waiters)
+        self.reports = reports  # what a user's code learns: nothing here calls it
         self.cohorts = Cohorts(self.runtime, self, ends_worker.wake_at)
-        undo.on_adopted = self._on_adopted
+        undo.on_adopted, undo.on_late_loss = self._on_adopted, self._on_late_loss
         self.buckets: dict[float, Bucket] = {}
         self.set_aside: dict[str, Grant] = {}  # leases to renew or ask about now; a lease is always here or in a bucket
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
@@ -176,31 +180,26 @@ class Renewal:
                 bucket = self.buckets[due] = Bucket()
             bucket.max_sleep = min(bucket.max_sleep, sleep)
             bucket[token] = grant
-            grant.bucket = bucket
+            grant.due = due
             if self.set_aside:
                 self.set_aside.pop(token, None)
-        # A stamp may be old, and would wake the worker with each handover.
-        asked_at = self.runtime.now() if grant.unconfirmed else grant.last_answered_sent
         # It asks at once if the channel was subscribed while all leases were set aside.
-        wake = 0.0 if self.resubscribed else min(due, asked_at + min(MAX_SLEEP, sleep))
+        wake = 0.0 if self.resubscribed else min(due, grant.last_answered_sent + min(MAX_SLEEP, sleep))
         if wake < self.ends_worker.asleep_until:
             self.ends_worker.wake_at(wake)
 
     def remove(self, grant: Grant) -> None:
         """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
-        bucket, token = grant.bucket, grant.token
-        if bucket is not None and bucket.get(token) is grant:  # else a cohort has passed the lease on
+        bucket, token = self._bucket_of(grant), grant.token
+        if bucket is not None:  # else it is set aside, or a cohort has passed the lease on
             bucket.pop(token, None)
         if self.set_aside and self.set_aside.get(token) is grant:
             self.set_aside.pop(token, None)
 
-    def claim_end(self, grant: Grant) -> bool:
-        """End the lease for a release that is about to be sent. Returns False if another thread has ended it."""
-        with self.runtime.mutex:
-            if grant.end_reason is not None:
-                return False
-            grant.end_reason = Grant.RELEASED
-        return True
+    def _bucket_of(self, grant: Grant) -> Bucket | None:
+        """The bucket that has this grant; None if the lease is set aside, has ended, or belongs to a later section."""
+        bucket = self.buckets.get(grant.due)
+        return bucket if bucket is not None and bucket.get(grant.token) is grant else None
 
     def end(self, grant: Grant) -> None:
         """Renew this lease no more, since it ends here. The next caller of its cohort asks the server."""
@@ -210,40 +209,54 @@ class Renewal:
 
     def may_pass(self, grant: Grant) -> bool:
         """Whether no renewal or question about this lease is due or under way, and no revocation has come."""
-        bucket, token = grant.bucket, grant.token
-        in_bucket = bucket is not None and bucket.get(token) is grant
-        return in_bucket and not self.resubscribed and token not in self.early_revocations
+        is_due_later = self._bucket_of(grant) is not None
+        return is_due_later and not self.resubscribed and grant.token not in self.early_revocations
 
     def replace(self, grant: Grant, following: Grant) -> None:
         """Watch the following grant of the same lease instead of this one. The caller holds the mutex."""
-        bucket = following.bucket = grant.bucket
-        assert bucket is not None
-        bucket[grant.token] = following
+        following.due = grant.due
+        self.buckets[grant.due][grant.token] = following
 
     def drop(self, grant: Grant) -> None:
         """End a lease that was dropped without a release. Its caller may still work, so the lease runs out by itself.
 
         If the session closes before that, the session undoes the attempt. A finalizer calls this, so it logs nothing.
         """
-        self.unreported_drops.append(grant)  # first here, then out of the bucket: see LeaseEnds.due()
-        self.remove(grant)
+        # First, since an interrupt may end the finalizer at any later step: the worker of ends then does the rest.
+        self.unreported_drops.append(grant)
         grant.end_reason = DROPPED
-        self._remember_for_close(grant)
 
     def report_drops(self) -> None:
         """Log the leases that finalizers have dropped, and let the callers that wait for them ask the server."""
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.unreported_drops:
                 grant = self.unreported_drops.popleft()
-                now = self.runtime.now()
-                log.warning("%s", dropped_text(grant, now), extra=grant.log_fields)
+                now, grant.end_reason = self.runtime.now(), DROPPED
                 self.end(grant)
-                report_lost(grant, DROPPED, now)
+                self._remember_for_close(grant)
+                self._log(grant, dropped_text(grant, now))
+                report_lost(grant, DROPPED, now, self.reports.tell)
 
-    def _on_adopted(self, grant: Grant) -> None:
-        """End a lease that a finalizer has left to be released."""
+    def _log(self, grant: Grant, text: str, error: Exception | None = None) -> None:
+        """Let the worker of reports log this about a lease."""
+        self.reports.add(lambda: log.warning("%s", text, exc_info=error, extra=grant.log_fields))
+
+    def _on_adopted(self, grant: Grant) -> bool:
+        """End a lease that is left to be released. Returns False if it belongs to another caller by now."""
+        if self.cohorts.has_passed(grant):  # an interrupt came after that
+            return False
+        grant.end_reason = grant.end_reason or Grant.RELEASED
         self.end(grant)
-        report_released(grant, self.runtime.now())
+        report_released(grant, self.runtime.now(), self.reports.tell)
+        return True
+
+    def _give_back_orphan(self, grant: Grant) -> None:
+        """End a lease that nobody can release any more, as its finalizer would have done: see rule 7."""
+        if grant.in_with or grant.lease is None:
+            grant.end_reason = Grant.RELEASED
+            self.ends.undo.from_finalizers.append(grant)
+        else:
+            self.drop(grant)
 
     def _remember_for_close(self, grant: Grant) -> None:
         """Keep the attempt, so that `close()` undoes this attempt while the server may still know the lease."""
@@ -256,10 +269,10 @@ class Renewal:
     def reschedule(self, grant: Grant) -> None:
         """Put the lease into the bucket of its next time, after the deadline was extended."""
         if not grant.renews:  # a lease that renews stays in its bucket: its next renewal is due as before
-            before = grant.bucket
+            before = grant.due
             self.add(grant)  # first into the new bucket, then out of the old one
-            if before is not None and before is not grant.bucket:
-                before.pop(grant.token, None)
+            if before != grant.due and (bucket := self.buckets.get(before)) is not None:
+                bucket.pop(grant.token, None)
 
     def lose(self, grant: Grant, why: str) -> None:
         """Mark the lease as lost, and report the loss once."""
@@ -267,15 +280,26 @@ class Renewal:
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
             had_ended, lease = grant.end_reason is not None, grant.lose(why)
         if not had_ended:
-            log.warning("%s", grant.error(why), extra=grant.log_fields)
             self._remember_for_close(grant)
-        if lease:
+        self._notify(grant, lease)
+        if not had_ended:  # after the holder has learned of it
+            self._log(grant, str(grant.error(why)))
+            report_lost(grant, why, self.runtime.now(), self.reports.tell)
+
+    def _on_late_loss(self, grant: Grant, lease: Any) -> None:
+        """Report a loss that only the reply to the release tells, for which the end of the `with` did not wait."""
+        grant.end_reason = ENDED_BEFORE_RELEASE
+        self._notify(grant, lease)
+        self._log(grant, str(grant.error(ENDED_BEFORE_RELEASE)))
+        report_lost(grant, ENDED_BEFORE_RELEASE, self.runtime.now(), self.reports.tell)
+
+    def _notify(self, grant: Grant, lease: Any) -> None:
+        """Report the loss to the Lease, if there is one."""
+        if lease is not None:
             try:
                 lease._on_lost()
-            except Exception:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
-                log.exception("interlock: the loss of %s could not be reported", grant.resource, extra=grant.log_fields)
-        if not had_ended:  # after the holder has learned of it
-            report_lost(grant, why, self.runtime.now())
+            except Exception as error:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
+                self._log(grant, f"interlock: the loss of {grant.resource} could not be reported", error)
 
     def revoked(self, token: str, why: str) -> None:
         """Handle the push that this lease was revoked, with the reason that the revoker gave."""
@@ -289,24 +313,6 @@ class Renewal:
                 self.lose(grant, f"it was revoked: {why}")
                 return
 
-    def on_confirmation(self, token: str, reply: Reply | Exception, sent: float) -> None:
-        """Handle the reply to the confirmation of a handover, sent at this time, or the error in its place."""
-        grant = self.find(token)
-        if grant is None:  # it was released before the reply was read, which now says nothing
-            return
-        now, drift = self.runtime.now(), self.server.drift
-        state = Failed(b"") if isinstance(reply, Exception) else RenewReply.parse(reply).states[0]
-        if why := grant.reason_ended(now):  # a reply does not revive a lost lease
-            self.lose(grant, why)
-        elif isinstance(state, Gone | Revoked):
-            self.lose(grant, reason_lost(state))
-        elif grant in self.paused:
-            self._renew_now(grant)
-        elif isinstance(state, Renewed) and not self.server.old_primary_may_still_grant(grant.resource.keys[0]):
-            grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
-        else:
-            self._renew_now(grant)
-
     def _renew_now(self, grant: Grant) -> None:
         self._set_aside(grant)
         self.renewal_worker.wake_at(self.runtime.now())
@@ -314,8 +320,7 @@ class Renewal:
     def _set_aside(self, grant: Grant) -> None:
         """Take the lease out of its bucket, for the worker of renewals; not if it has ended, or has passed on."""
         with self.runtime.mutex:
-            bucket = grant.bucket
-            if bucket is not None and bucket.get(grant.token) is grant:
+            if (bucket := self._bucket_of(grant)) is not None:
                 self.set_aside[grant.token] = grant  # first in here, then out of the bucket
                 bucket.pop(grant.token, None)
 
@@ -330,6 +335,9 @@ class Renewal:
                 del self.buckets[time]
         # A lease stays set aside if tick() is to lengthen the lease, or to ask whether it was revoked.
         for grant in due:
+            if grant.is_orphan and grant.end_reason is None:
+                self._give_back_orphan(grant)
+                continue
             lengthens = grant.renews and grant.deadline < grant.max_hold_until
             if not lengthens and not self._may_have_missed_revocation(grant) and grant.reason_ended(now) is None:
                 self._schedule(grant, _next_due(grant, renews=False))
@@ -379,15 +387,9 @@ class Renewal:
         """Log once that the lease is in jeopardy, until a renewal succeeds."""
         if not grant.renewal_failing:
             grant.renewal_failing = True
-            log.warning(
-                "%s: %s. The lease (fence %d) is in jeopardy, and lost in %.3g s unless a renewal succeeds",
-                grant.resource,
-                what,
-                grant.fence,
-                grant.deadline - now,
-                extra=grant.log_fields,
-            )
-            report_failed_renewal(grant)
+            left = f"lost in {grant.deadline - now:.3g} s unless a renewal succeeds"
+            self._log(grant, f"{grant.resource}: {what}. The lease (fence {grant.fence}) is in jeopardy, and {left}")
+            report_failed_renewal(grant, self.reports.tell)
 
     async def tick(self) -> None:
         """Renew the leases that are set aside, or ask whether they were revoked."""
@@ -472,7 +474,7 @@ class Renewal:
                 missed = grant.last_answered_sent <= self._subscribed_at(grant) < FOREVER
                 self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
                 if observer.observers and grant.renews:
-                    report_renewed(grant, slack)
+                    report_renewed(grant, slack, self.reports.tell)
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
         now = self.runtime.now()
@@ -484,7 +486,7 @@ class Renewal:
 class LeaseEnds:
     """The task that reports ends of leases, sets aside leases to renew and attempts to undo, and wakes waiters.
 
-    It does no I/O, so no silent server delays it.
+    It does no I/O and runs no code of a user (see `Reports`), so neither a silent server nor a slow handler delays it.
     """
 
     def __init__(self, renewal: Renewal, undo: Undo, waiters: Waiters) -> None:
@@ -543,8 +545,6 @@ def dropped_text(grant: Grant, now: float) -> str:
 def _next_due(grant: Grant, *, renews: bool) -> float:
     """When the lease is due for its renewal, if it is renewed, or when it ends: the earlier of the two."""
     ttl = grant.attempt.options.ttl
-    if grant.unconfirmed:  # the renewal is due when a third of the handover ttl is left
-        ttl = 2 * min(HANDOVER_TTL, ttl)
     # Both times are rounded, so that many leases share a bucket: a renewal to an earlier time, an end to a later one.
     grain = ttl / 30
     renewal = (grant.last_answered_sent + ttl / 3) // grain * grain if renews else FOREVER

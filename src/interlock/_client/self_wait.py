@@ -7,7 +7,9 @@ begins as that of the waiter, the waiter looks at once.
 
 Rules. (1) A Deadlock is raised only if the wait can't end by itself: the caller holds the lease for as long as the body
 of a `with` or a decorated function runs, this body makes the call that waits, and the lease is renewed without end.
-All else is logged. (2) A call that does not wait never raises a Deadlock.
+All else is logged. (2) A call that does not wait never raises a Deadlock. (3) A signal handler, or a finalizer, runs
+on the stack of the code that it interrupts. So if interlock was just acquiring or releasing there what the handler
+waits for, that call can't go on before the handler has ended: a Deadlock, too, whose search is the stack itself.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import about
-from interlock._client.places import calling_place, encloses_this_call, line_of
+from interlock._client.grant import Attempt, Grant
+from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
 from interlock._protocol.timing import FOREVER
 from interlock.errors import Deadlock
 from interlock.primitives.permits import PermitArgs
@@ -24,7 +27,6 @@ from interlock.primitives.permits import PermitArgs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from interlock._client.grant import Attempt, Grant
     from interlock._client.places import Place
     from interlock._client.renewal import Renewal
     from interlock._protocol.types import Resource
@@ -94,6 +96,45 @@ def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str
     return about(resource, Deadlock(text))
 
 
+def interrupted(attempt: Attempt) -> list[Attempt]:
+    """The attempts on the same lock of calls that can't go on before this one has returned: see rule 3."""
+    key, found = attempt.resource.keys[0], list[Attempt]()
+    for variables in interrupted_calls():
+        for name in ("self", "attempt", "attempts", "grant", "lease", "leases", "section"):
+            found += _attempts_in(variables.get(name))
+    return [each for each in dict.fromkeys(found) if each.resource.keys[0] == key and not each.abandoned]
+
+
+def _attempts_in(value: Any) -> list[Attempt]:
+    """The attempts of what a function of interlock works for."""
+    if isinstance(value, Attempt):
+        return [value]
+    if isinstance(value, Grant):  # find() knows the grants of calls, and says more about them
+        return [] if value.held_by_call and value.end_reason is None else [value.attempt]
+    if isinstance(value, dict | list):  # of a multi
+        parts: list[Any] = [*(value.values() if isinstance(value, dict) else value)]  # pyright: ignore[reportUnknownVariableType]
+        return [attempt for part in parts for attempt in _attempts_in(part)]
+    for inner in ("_grant", "_leases", "lease"):  # of a Lease, a MultiLease, a Section
+        if (held := getattr(value, inner, None)) is not None:
+            return _attempts_in(held)
+    return []
+
+
+def blocks_at_server(attempt: Attempt, reply: Queued, below: Attempt) -> bool:
+    """Whether a call that this one has interrupted holds, in the server, what this one waits for."""
+    return reply.holder == below.token.encode() and _are_too_many(attempt, [below])
+
+
+def interrupts(attempt: Attempt, what: str) -> Deadlock:
+    """The error for a call that waits for the code that it has interrupted; `what` that code does."""
+    text = (
+        f"{attempt.resource}: this thread {what}. A signal handler or a finalizer has interrupted that, and would wait "
+        f"for it for ever at {line_of(calling_place())}. Let another thread do there what needs the lock, or use "
+        "timeout=0"
+    )
+    return about(attempt.resource, Deadlock(text))
+
+
 def kind_of_caller(caller: object) -> str:
     """A thread or a task, as messages call it."""
     return "thread" if isinstance(caller, threading.Thread) else "task"
@@ -144,7 +185,7 @@ def _encloses(grant: Grant) -> bool:
     return grant.held_by_call or encloses_this_call(grant.attempt.place)
 
 
-def _are_too_many(attempt: Attempt, held: Sequence[Grant]) -> bool:
+def _are_too_many(attempt: Attempt, held: Sequence[Grant | Attempt]) -> bool:
     """Whether the attempt can't be granted beside these, whatever other callers release."""
     if not isinstance(attempt.resource.acquire_args, PermitArgs):
         return True

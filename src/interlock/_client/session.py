@@ -1,9 +1,10 @@
 """The session of one client: all its synchronizers share a server, a name, and workers in the background.
 
-There are six tasks: report the ends of leases, renew leases, send the heartbeats of waiters, undo attempts, read the
-replies to releases that nobody waited for, and write into the registry what the session holds and waits for. Each task
-has a worker of its own, which starts when its task is due for the first time. So a silent server delays only the work
-that needs its replies; the end of a lease needs no reply, and the worker of ends reports it in time.
+There are six tasks: report the ends of leases, renew leases, send the heartbeats of waiters, undo attempts, write into
+the registry what the session holds and waits for, and tell a user's code what the others found. Each task has a worker
+of its own, which starts when its task is due for the first time. So a silent server delays only the work that needs its
+replies, and slow code of a user only the reports to it; the end of a lease needs neither, and the worker of ends
+reports it in time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client import grant_log, observer
 from interlock._client.deadlock_search import DeadlockSearch
 from interlock._client.grant import Attempt, Grant, count_fork
-from interlock._client.leaving import Leaving
 from interlock._client.observed import core_type
 from interlock._client.observer import on_switch, report_released
 from interlock._client.registry import Registry
 from interlock._client.renewal import Renewal
+from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
@@ -37,7 +38,7 @@ from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from interlock._client.core import Core
     from interlock._client.worker import PeriodicTask
@@ -79,17 +80,15 @@ class Session:
         label = token_part(self.label) if self.label else ""
         process = Process(label, token_part(socket.gethostname()), os.getpid())
         self.channel = f"interlock:{secrets.token_hex(8)}"
-        ends, renewal, waiters, undo, leaving, registry = self.workers = [
+        ends, renewal, waiters, undo, registry, reports = self.workers = [
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
-            for task in ("ends", "renewal", "waiters", "undo", "leaving", "registry")
+            for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
         self.undo = undo.task = Undo(server, undo.wake_at)
-        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo, self.waiters)
+        self.reports = reports.task = Reports(self.runtime, reports.wake_at)
+        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo, self.waiters, self.reports)
         ends.task = self.renewal.ends
-        self.leaving = leaving.task = Leaving(
-            server, leaving.wake_at, self.renewal, self.undo, lambda: self.core.closed
-        )
         self.registry = registry.task = Registry(
             server,
             self.waiters,
@@ -107,7 +106,6 @@ class Session:
             self.waiters,
             self.renewal,
             self.undo,
-            self.leaving,
             str(process),
             self.caller,
             self.max_ttl,
@@ -119,6 +117,7 @@ class Session:
         self.core.deadlocks = DeadlockSearch(self.registry)
         self.registry.long_waits.deadlock = self.core.deadlocks.say
         self.core.all_renewals = self.registry.all_renewals = _all_renewals
+        self.core.all_waits = _all_waits
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
@@ -138,7 +137,7 @@ class Session:
         """Handle a push to this client: a grant or a revocation."""
         verb, token, rest = (payload.decode(errors="replace") + "  ").split(" ", 2)
         if verb == "granted":
-            self.waiters.on_granted(token, rest)
+            self.waiters.on_granted(token)
         elif verb == "revoked":
             self.renewal.revoked(token, free_text(rest.rstrip()))
 
@@ -166,10 +165,11 @@ class Session:
                 grant.mark_released()
             else:
                 grant.end_reason = Grant.RELEASED
-            report_released(grant, self.runtime.now())
+            report_released(grant, self.runtime.now(), self.reports.tell)
         undone = self.undo.attempts()
+        self.undo.left.clear()  # the second release is the one that counts: the reply to the first says nothing then
         dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
-        releasing = [*self.core.releasing.values(), *self.leaving.attempts()]
+        releasing = list(self.core.releasing.values())
         return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
 
     async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
@@ -192,7 +192,7 @@ class Session:
         _sessions.discard(self)
         now = self.runtime.now()
         try:
-            await self.leaving.read_all(now + CLOSE_TIMEOUT / 2)
+            await self.undo.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
 
@@ -204,6 +204,7 @@ class Session:
             self.core.cohorts.wake_all()
             for worker in self.workers:
                 worker.wakeup.set()
+            self.reports.end()  # last: it runs code of a user
 
     def abandon(self) -> list[Attempt]:
         """Note that the asyncio loop ended without a close. Returns the attempts to undo now.
@@ -212,10 +213,11 @@ class Session:
         """
         if not self.renewal.held():
             _sessions.discard(self)
-        left = [*self.undo.attempts(), *self.core.releasing.values(), *self.leaving.attempts()]
+        left = [*self.undo.attempts(), *self.core.releasing.values()]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
             left.append(attempt)
+        self.reports.end()
         return left
 
     def reset_after_fork(self) -> None:
@@ -238,6 +240,12 @@ _sessions: Sessions = Sessions()  # all open sessions: a process that exits rele
 
 def _all_renewals() -> list[Renewal]:
     return [session.renewal for session in snapshot(_sessions)]
+
+
+def _all_waits() -> Iterator[Attempt]:
+    for session in snapshot(_sessions):
+        yield from snapshot(session.waiters.registered.values())
+        yield from session.core.cohorts.waiting()
 
 
 def _track(session: Session) -> None:
@@ -294,9 +302,10 @@ def _at_exit() -> None:
 
     Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
+    sessions = snapshot(_sessions)
     owed = [
         (session, attempts)
-        for session in snapshot(_sessions)
+        for session in sessions
         if (attempts := session.stop_granting(announce=False)) or session.registry.has_entry
     ]
     end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
@@ -304,6 +313,8 @@ def _at_exit() -> None:
         with contextlib.suppress(Exception):  # the process exits, and its leases run out
             now = session.runtime.now()
             run(session.release_all(attempts, session.exit_connection(), now + max(0.0, end - now) / left))
+    for session in sessions:
+        session.reports.end()  # last: it runs code of a user
 
 
 if hasattr(os, "register_at_fork"):

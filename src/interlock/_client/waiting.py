@@ -1,8 +1,7 @@
 """Waiting: push, timer and poll. A push, the end of the holder's lease, or a heartbeat wakes a waiter.
 
 Theory. A waiter waits only for its event, and then asks again: the reply counts, and an event is only a hint.
-So a push that arrives late, twice or from elsewhere grants nothing, and a lost push costs a poll. (`handovers.py` says
-when a waiter need not ask first.)
+So a push that arrives late, twice or from elsewhere grants nothing, and a lost push costs a poll.
 Three sources set the event: the server's push; the heartbeat; and each new subscription, since the client may have
 missed a push before. The client sends a heartbeat about every second for all its waiters on a lock. The heartbeat
 tells the server that these waiters live; it is also the poll, and finds a lock that nobody holds.
@@ -104,10 +103,7 @@ class Waiters:
 
     def wake_all(self) -> None:
         """Let each waiter ask again, even if the server has pushed a handover to it."""
-        attempts = list(self.registered.values())
-        for attempt in attempts:
-            attempt.asks_first = True
-        self._wake(attempts)
+        self._wake(list(self.registered.values()))
 
     def subscription_changed(self, channel: str | None) -> None:
         """The client may have missed a push on this channel (None: on any): let each of its waiters ask again."""
@@ -135,14 +131,10 @@ class Waiters:
             if attempt.event is not None:
                 attempt.event.set()
 
-    def on_granted(self, token: str, words: str = "") -> None:
-        """Handle the push that the server handed the lock to this waiter, with the words behind its token.
-
-        The waiter confirms the handover: see Handovers.
-        """
+    def on_granted(self, token: str) -> None:
+        """Wake the waiter to which the server handed the lock, by a push. The waiter asks, which confirms that."""
         if attempt := self.registered.get(token):
             self.pushes += 1
-            attempt.push = words
             self._wake([attempt])
 
     def due(self) -> float:
@@ -164,7 +156,7 @@ class Waiters:
             return
         if self.on_tick is not None:
             self.on_tick()
-        replies = await self.server.call_many(list(self._heartbeats(batches, now)), now + HEARTBEAT_TIMEOUT)
+        replies = await self.server.call_many(list(self._heartbeats(batches)), now + HEARTBEAT_TIMEOUT)
         unanswered_queues: set[LocalQueue] = set()
         for (queue, batch), reply in zip(batches, replies, strict=True):
             if isinstance(reply, Exception):  # any error means that the heartbeat has no reply
@@ -189,12 +181,11 @@ class Waiters:
             self.unregister(attempt)
         return attempt.abandoned
 
-    def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]], now: float) -> Iterator[Message]:
-        stamp = str(int(now * 1000))
+    def _heartbeats(self, batches: list[tuple[LocalQueue, list[Attempt]]]) -> Iterator[Message]:
         for queue, batch in batches:
             self.server.ensure_subscribed(queue.resource.keys[0])  # the key may be at another node by now
             subscribed, channel = self.server.subscription_of(queue.resource.keys[0])
-            call = HeartbeatCall(channel, subscribed, stamp, [(each.token, each.handover_ttl_ms) for each in batch])
+            call = HeartbeatCall(channel, subscribed, [(each.token, each.handover_ttl_ms) for each in batch])
             yield queue.resource.script, queue.resource.keys, call.encode()
 
     def _on_heartbeat_reply(self, queue: LocalQueue, batch: list[Attempt], reply: HeartbeatReply) -> None:

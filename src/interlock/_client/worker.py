@@ -40,6 +40,8 @@ class Worker:
         """Make the loop be awake at this time: start the loop, or wake it."""
         if due < self.asleep_until:
             if not self.started:
+                if self.is_closed():  # a loop would end at once
+                    return
                 with self.runtime.mutex:
                     if not self.started:
                         self.started = True

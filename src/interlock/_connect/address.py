@@ -11,7 +11,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import hiredis
@@ -48,14 +48,26 @@ DEFAULT_NODE_TIMEOUT: Final = 15.0  # seconds: the default of cluster-node-timeo
 DEFAULT_MAX_LAG: Final = 10  # seconds: the default of min-replicas-max-lag
 
 
+class NamedPrimary(NamedTuple):
+    """The primary that the sentinels name."""
+
+    host: str
+    port: int
+    epoch: int | None
+    """The configuration epoch, which grows with each failover; None if the sentinels refuse to tell it."""
+
+
+NO_PRIMARY: Final = NamedPrimary("", 0, None)  # of a server that no sentinel names
+
+
 class PrimaryFinder(Protocol):
     """The sentinels that name the primary of a service."""
 
     @property
     def service(self) -> str: ...
 
-    def primary(self, timeout: float) -> tuple[str, int]:
-        """Ask the sentinels for the host and port of the primary. Takes about `timeout` seconds at most."""
+    def primary(self, timeout: float) -> NamedPrimary:
+        """Ask the sentinels for the primary. Takes about `timeout` seconds at most."""
         ...
 
 
@@ -146,12 +158,13 @@ class Address:
         return self._make_connection(_ASYNC, timeout, redis.asyncio.retry.Retry(NoBackoff(), 0))
 
     def _make_connection(self, module: Any, timeout: float, retry: Any, **more: Any) -> Any:
-        kind, parameters = self.kind, dict(self.parameters)
+        kind, parameters, named = self.kind, dict(self.parameters), NO_PRIMARY
         for name in ("db", "client_name"):  # `setup_commands` sends them
             parameters.pop(name, None)
         if self.sentinels is not None:
             started = time.monotonic()
-            parameters["host"], parameters["port"] = self.sentinels.primary(min(timeout, self.timeout))
+            named = self.sentinels.primary(min(timeout, self.timeout))
+            parameters["host"], parameters["port"] = named.host, named.port
             timeout = max(0.002, timeout - (time.monotonic() - started))  # the time that the sentinels have left
         if kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
@@ -167,6 +180,7 @@ class Address:
         parameters |= {"protocol": 3, "socket_timeout": step_timeout, "socket_connect_timeout": step_timeout}
         connection = _connection_class(module, kind)(**parameters, retry=retry, **more)
         connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
+        connection.named = named
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 

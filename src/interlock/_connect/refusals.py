@@ -46,6 +46,8 @@ def _refusal(error: Exception, text: str, address: Address) -> LockError | None:
         return server_error("the connection", display_url, f"NOPERM {text.removeprefix('NOPERM ')}")
     if "DB index" in text:
         return ConfigError(f"{display_url}: the server has no database of this number. Correct it in the URL [{text}]")
+    if "max number of clients" in text:  # of a cluster's node; redis-py knows that of a single server
+        return None
     return None if is_transient(text) else ConfigError(f"{display_url}: the server refuses the connection [{text}]")
 
 

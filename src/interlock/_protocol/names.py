@@ -114,7 +114,8 @@ def checked_ttl(ttl: object, max_ttl: float) -> float:
     if seconds > max_ttl:
         raise ConfigError(
             f"ttl must be at most max_ttl ({max_ttl:g} s), not {seconds:.15g}: long work needs no long ttl, since the "
-            "lease is renewed. Or raise Interlock(max_ttl=...)"
+            "lease is renewed. Interlock(max_ttl=...) in all processes raises the limit, at a price: after a restart "
+            "or failover every free name waits max_ttl"
         )
     return seconds
 

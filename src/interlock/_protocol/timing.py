@@ -8,9 +8,11 @@ from functools import lru_cache, partial
 from typing import Final
 
 # now(): seconds on a clock that nobody can set and that runs on while the machine sleeps.
-now: Final = partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+now: Final = partial(time.clock_gettime, CLOCK)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call raises Unavailable
+MAX_TTL: Final = 30.0  # seconds: the longest ttl of a lease, unless the Interlock says otherwise
 TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
 ANSWER_COUNTS_FOR: Final = 1.5  # seconds of a server's silence after which its last reply no longer counts
 HANDOVER_TTL: Final = 3.0  # seconds that a handover lasts without its confirmation, at most (less with a short ttl)
@@ -22,6 +24,7 @@ DRIFT: Final = 0.001  # part of a ttl: see margin()
 # Seconds that a caller in a quarantine waits for a proof that no lease was lost. Meanwhile the client sends no
 # heartbeat for that caller.
 PROOF_TIMEOUT: Final = 2.0
+TRY_PROOF_TIMEOUT: Final = 0.2  # the same for a caller that does not wait
 UNDO_GRACE: Final = 0.2  # seconds that a timed-out caller waits for its undo, so that the caller finds nothing left
 STOP_POLL_INTERVAL: Final = 0.2  # seconds between two calls of the `should_stop` of a waiting caller
 FOREVER: Final = math.inf

@@ -59,24 +59,16 @@ class Stopped(Exception):  # noqa: N818 (a decision of the caller, not an error)
     """The caller stopped an attempt before the server granted the attempt."""
 
 
-class Unawaited(Protocol):
-    """A message whose sender does not wait for the reply: see `Server.send_unawaited`. None of these methods raises."""
+class SentCall(Protocol):
+    """A script call whose sender does not wait for the reply: see `Server.send`."""
 
     @property
-    def keeps_order(self) -> bool:
-        """Whether later messages of the same thread or task must reach the server after this one."""
+    def reply(self) -> Reply | Exception | None:
+        """The reply, or the error in its place (ServerError or Disconnected). None while nobody has read it."""
         ...
 
-    def before_sending(self) -> None:
-        """Do what must be done before the message is sent. Called at most once."""
-        ...
-
-    def answered(self, reply: Reply) -> None:
-        """Handle the reply."""
-        ...
-
-    def failed(self, error: Exception) -> None:
-        """Handle the error in place of the reply: ServerError or Disconnected."""
+    async def read(self, until: float) -> None:
+        """Read the reply by this time, unless another caller uses the connection, and so reads it soon."""
         ...
 
 
@@ -116,13 +108,12 @@ class Runtime(Protocol):
     """How code waits and runs in the background: with threads, in an asyncio loop, or in a simulation."""
 
     @property
-    def runs_beside_caller(self) -> bool:
-        """Whether background work goes on while the caller's own code computes: threads do, tasks of a loop do not."""
-        ...
-
-    @property
     def mutex(self) -> AbstractContextManager[object]:
         """A lock for compound steps on data that several threads share; never held during I/O."""
+        ...
+
+    def holds_mutex(self) -> bool:
+        """Whether the current thread holds the mutex: then this code runs in a signal handler or in a finalizer."""
         ...
 
     def now(self) -> float:
@@ -221,17 +212,12 @@ class Server(Protocol):
         """Send many messages at once. Returns each reply, or the exception of the message that failed, in order."""
         ...
 
-    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
-        """Send one message `now`, and wait for nothing: `unawaited` gets the reply, or the error, at some later time.
+    def send(self, message: Message) -> SentCall | None:
+        """Send one script call at once, and wait for nothing.
 
-        Later messages of the same thread or task reach the server after one that `keeps_order`, if it is answered
-        soon. Returns False, having done nothing, if no connection is idle, or only a wait would show that it leads to
-        the primary. Raises Disconnected.
+        Returns None, having sent nothing, if no connection is idle, or if only a wait would show that it leads to the
+        primary. Raises nothing for a broken connection: the error is then the reply.
         """
-        ...
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """Read the replies to messages that `send_unawaited` sent before this time, unless other callers do."""
         ...
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:

@@ -12,26 +12,35 @@ Rules.
     replica began with its start. For a promoted process, the client only knows when it first met the identity.
  2. The same process without a second replid has lost nothing: its replid changes when the first replica attaches.
  3. A client with a proof that no lease was lost (`least_lossless_ttl`) says so in its stamp, and the next grant renews
-    the record. The settings that a server reports prove nothing: the settings may have been different before.
+    the record. If the earlier server was in a quarantine, that quarantine goes on, and keeps its beginning. The
+    settings that a server reports prove nothing: the settings may have been different before.
  4. Beside a new primary, an old primary that is cut off may go on for some seconds (`isolation_grace`) to grant locks
     that become free there. Until these seconds are over, a grant or a renewal of the new primary does not count
     (`old_primary`).
- 5. A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
+ 5. An identity that returns has lost what the server in between granted: a server that follows another one, even for
+    a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
+ 6. A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart (`mark_untrusted`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.timing import now
 from interlock._quarantine.identity import Facts, parse_info
-from interlock._quarantine.stamp import IdentityStamp
+from interlock._quarantine.stamp import RETURNED, IdentityStamp
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
 
+_NO_IDENTITY: Final = (
+    "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or failover that "
+    "loses leases: there is no quarantine. Give this user the right +info, or pass quarantine=False"
+)
 _WAIT: Final = (
     "for %.3g s it grants only names that it has granted since then. Every other name waits, used or not. FAILOVER to "
     "a replica before a planned restart avoids this wait; a smaller max_ttl in all processes shortens it"
@@ -39,6 +48,10 @@ _WAIT: Final = (
 _REPLACED: Final = (
     "interlock: %s was restarted or replaced, and may have lost leases that are alive: unless a proof shows that it "
     f"lost none, {_WAIT}"
+)
+_RETURNED: Final = (
+    "interlock: %s is the primary again, as it was before another server took over, and may lack the leases that the "
+    f"other one granted: {_WAIT}"
 )
 _STARTED: Final = (
     "interlock: %s was started a moment ago with the keys of a snapshot or a log, which may lack leases that are "
@@ -54,6 +67,7 @@ class ServerHistory:
         self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
         self._has_warned = False  # about a server that does not report its identity
+        self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
         self.address: Address
         self.display_url = ""  # of the server that answered last
         # A node of a cluster: the identity that the client knew when it last asked for the map; else "".
@@ -73,44 +87,80 @@ class ServerHistory:
         self.replicas = max(self.replicas, int(parse_info(replication).get("connected_slaves", 0)))
         return self.replicas
 
-    def identify(self, facts: Facts | None, address: Address, isolation_grace: float = 0.0) -> IdentityStamp:
+    def identify(
+        self, facts: Facts | None, address: Address, isolation_grace: float = 0.0, epoch: int | None = None
+    ) -> IdentityStamp:
         """Learn which server a new connection leads to, and return the stamp for messages to this server.
 
         `facts` is None if the server does not report its identity. For `isolation_grace` seconds, an old primary that
-        is cut off may go on granting.
+        is cut off may go on granting. `epoch`: that under which the sentinels name the server; None if none do.
         """
         if facts is None:
             if self.quarantine_seconds is not None and not self._has_warned:
                 self._has_warned = True
-                log.warning(
-                    "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or "
-                    "failover that loses leases: there is no quarantine. Give this user the right +info, or pass "
-                    "quarantine=False",
-                    address.display_url,
-                )
+                self._unsaid.append((_NO_IDENTITY, address.display_url))
             return IdentityStamp(None, self.quarantine_seconds, "-", self.mark)
         stamp = self.stamps.get(facts.identity)
         if stamp is None:
-            previous = address.previous_identity if self.previous == "-" else self.previous
-            if self.latest.in_quarantine:  # a second failover: leases from before the first one may still be lost
-                previous = self.latest.previous
-            # The old primary obeys its own settings, which may allow a longer grace than those of the new server.
-            stamp = IdentityStamp(
-                facts, self.quarantine_seconds, previous, self.mark, max(isolation_grace, self.latest.isolation_grace)
-            )
-            if any(previous.startswith(each) for each in stamp.lossless_from):
-                stamp.previous = "-"
-            stamp.render()
-            stamp.earlier_stamps = self.stamps
-            self.stamps[facts.identity] = stamp
-            if facts.loaded and facts.uptime < (stamp.quarantine_seconds or 0):
-                stamp.mark_untrusted()
-            if stamp.in_quarantine:
-                log.warning(
-                    _STARTED if stamp.previous == "?" else _REPLACED,
-                    address.display_url,
-                    stamp.latest_start + (stamp.quarantine_seconds or 0) - now(),
-                )
+            stamp = self._first_stamp(facts, address, isolation_grace)
+        elif self._has_returned(stamp, epoch):
+            stamp = self._stamp_of_returned(facts, address, isolation_grace, epoch)
+        stamp.epoch = epoch
         self.latest, self.previous, self.display_url = stamp, stamp.identity, address.display_url
         self.replicas = max(self.replicas, facts.replicas)
         return stamp
+
+    def _first_stamp(self, facts: Facts, address: Address, isolation_grace: float) -> IdentityStamp:
+        """The stamp for an identity that this client meets for the first time."""
+        previous = address.previous_identity if self.previous == "-" else self.previous
+        if self.latest.in_quarantine:  # a second failover: leases from before the first one may still be lost
+            previous = self.latest.previous
+        stamp = self._make_stamp(facts, previous, isolation_grace)
+        if any(previous.startswith(each) for each in stamp.lossless_from):
+            stamp.previous = "-"
+        if self.latest.in_quarantine:
+            stamp.predecessor = self.latest.identity
+        stamp.render()
+        if facts.loaded and facts.uptime < (stamp.quarantine_seconds or 0):
+            stamp.mark_untrusted()
+        if stamp.in_quarantine:
+            self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
+        return stamp
+
+    def _stamp_of_returned(
+        self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None
+    ) -> IdentityStamp:
+        """The stamp for an identity that this client has met before, and that another server replaced since then."""
+        previous = f"{RETURNED}{self.previous if epoch is None else epoch}"
+        stamp = self._make_stamp(facts, previous, isolation_grace)
+        stamp.since_ms, stamp.lossless_from = facts.now_ms, []  # not as old as its process
+        stamp.render()
+        if stamp.in_quarantine:
+            self._warn(_RETURNED, address, stamp)
+        return stamp
+
+    def _make_stamp(self, facts: Facts, previous: str, isolation_grace: float) -> IdentityStamp:
+        # The old primary obeys its own settings, which may allow a longer grace than those of the new server.
+        stamp = IdentityStamp(
+            facts, self.quarantine_seconds, previous, self.mark, max(isolation_grace, self.latest.isolation_grace)
+        )
+        stamp.earlier_stamps = self.stamps
+        self.stamps[facts.identity] = stamp
+        return stamp
+
+    def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
+        """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""
+        if epoch is None or stamp.epoch is None:
+            return stamp is not self.latest
+        return epoch > stamp.epoch or (epoch != stamp.epoch and stamp is not self.latest)
+
+    def _warn(self, text: str, address: Address, stamp: IdentityStamp) -> None:
+        left = stamp.latest_start + (stamp.quarantine_seconds or 0) - now()
+        self._unsaid.append((text, address.display_url, left))
+
+    def log_warnings(self) -> None:
+        """Log what `identify` found. Not under the mutex under which that runs: a handler of the log may be slow."""
+        with contextlib.suppress(IndexError):  # none is left
+            while True:
+                text, *values = self._unsaid.popleft()
+                log.warning(text, *values)

@@ -6,34 +6,29 @@ import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._protocol.log import log
-from interlock._protocol.timing import DRIFT, HANDOVER_TTL, now
+from interlock._protocol.timing import DRIFT, HANDOVER_TTL, PROOF_TIMEOUT, now
 from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, NO_REPLID, parse_info
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._quarantine.stamp import IdentityStamp
 
-PROOF_STEP_TIMEOUT: Final = 2.0  # seconds that one step of a proof may take
-MIN_PROOF_TIME: Final = 0.2  # seconds that a proof gets even if its caller's time is over
-PROOF_STEPS: Final = 3  # steps of a proof, at most, each of about that length
+PROOF_STEP_TIMEOUT: Final = PROOF_TIMEOUT / 3  # seconds that one of the three steps of a search may take
 CLOCK_READINGS: Final = 8  # readings of a server's clock; the reading that took the shortest time counts
 # Seconds: half of the margin by which the shortest lease ends sooner for its holder than for the server.
 CLOCK_TOLERANCE: Final = 0.0005
 
 
-def least_lossless_ttl(
-    address: Address, evidence: str, stamp: IdentityStamp, left: float = PROOF_STEP_TIMEOUT * PROOF_STEPS
-) -> float | None:
+def least_lossless_ttl(address: Address, evidence: str, stamp: IdentityStamp) -> float | None:
     """The ttl (seconds) from which on no lease was lost between the server `evidence` and the server of the stamp.
 
     math.inf: leases of any ttl may have been lost. None: not known yet. A planned failover loses no lease if the
     demoted primary now follows the new primary's history of writes, and the clocks of both agree (see `least_ttl`). A
     restart proves nothing: which writes were on the disk when the process ended depends on the settings of that time
     (CONFIG SET appendfsync, no-appendfsync-on-rewrite), and the new process reports only its own settings. Blocks, for
-    about `left` seconds. Called only in a quarantine.
+    `PROOF_STEP_TIMEOUT` at most in each step. Called only in a quarantine.
     """
-    timeout = min(PROOF_STEP_TIMEOUT, max(MIN_PROOF_TIME, left) / PROOF_STEPS)
-    new = read_server(address, timeout)
+    new = read_server(address, PROOF_STEP_TIMEOUT)
     if new is None or new.info.get("run_id", "")[:IDENTITY_LENGTH] != stamp.identity[:IDENTITY_LENGTH]:
         return None  # no answer; or another server by now than the server of the stamp
     process, _, history = evidence.partition(":")
@@ -43,7 +38,7 @@ def least_lossless_ttl(
     for key, value in new.info.items():
         if key.startswith("slave") and "ip=" in value:
             replica = dict(part.split("=", 1) for part in value.split(",") if "=" in part)
-            old = read_server(address.at(replica["ip"], int(replica["port"])), timeout)
+            old = read_server(address.at(replica["ip"], int(replica["port"])), PROOF_STEP_TIMEOUT)
             if old is not None and old.info.get("run_id", "")[:IDENTITY_LENGTH] == process:
                 follows = old.info.get("role") == "slave" and old.info.get("master_replid2") == second_replid
                 return least_ttl(new, old, address.display_url, stamp.quarantine_seconds) if follows else None

@@ -25,13 +25,11 @@ from interlock._protocol.timing import now
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._connect.address import Address
+    from interlock._connect.address import Address, NamedPrimary
 
 # Seconds after the sending of a request that was answered, after which the client asks others for the primary.
 TRUSTED_FOR: Final = 1.0
 NOT_NAMED: Final = "others name another server as the primary"
-
-HostPort = tuple[str, int]  # host and port
 
 
 class Primacy:
@@ -42,11 +40,13 @@ class Primacy:
         self.timeout = address.timeout
         # For a node of a cluster: asks other nodes for so many seconds, and returns whether they name it as a primary.
         self.other_nodes: Callable[[float], bool] | None = None
-        self._named_primary: HostPort = ("", 0)  # the primary that the sentinels named last
+        self._named_primary: NamedPrimary | None = None  # the primary that the sentinels named last
         self._asked_at = 0.0  # when the client asked the sentinels for `_named_primary`
 
-    def is_confirmed(self, host_port: HostPort, until: float) -> bool:
-        """Whether others name the server at this host and port as the primary. Blocks, until `until` at most.
+    def is_confirmed(self, named: NamedPrimary, until: float) -> bool:
+        """Whether others still name this primary, under the same epoch. Blocks, until `until` at most.
+
+        Under another epoch, another server was the primary in between: the connection has the stamp of before.
 
         All connections to one server share the answer of the sentinels, for `TRUSTED_FOR` seconds. Raises Disconnected
         if the others name no primary.
@@ -60,4 +60,4 @@ class Primacy:
         if started - self._asked_at > TRUSTED_FOR:
             self._named_primary = self.sentinels.primary(timeout)
             self._asked_at = started
-        return self._named_primary == host_port
+        return self._named_primary == named

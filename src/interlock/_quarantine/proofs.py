@@ -1,7 +1,8 @@
-"""The search for a proof (see `least_lossless_ttl`): one caller searches, and all other callers wait for the result.
+"""The search for a proof (see `least_lossless_ttl`): one search in the background, and all callers wait for its result.
 
 After a failover, hundreds of callers need a proof at the same time, and each search opens connections: to the server,
-the sentinels and the replicas.
+the sentinels and the replicas. A search takes as long as a server that does not answer, so no caller runs it: each
+caller waits for the result until its own time is over.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
-from interlock._quarantine.lossless import MIN_PROOF_TIME, PROOF_STEP_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,19 +32,26 @@ class Proofs:
     ) -> None:
         self.runtime = runtime
         self.history = history
-        # Called with the evidence, the stamp and the seconds left; returns the result of `least_lossless_ttl`.
+        # Called with the evidence and the stamp; returns the result of `least_lossless_ttl`.
         self.find_least_ttl = find_least_ttl
-        self._waiting: dict[Search, list[Any]] = {}  # the events of waiting callers, while one caller searches
+        self._waiting: dict[Search, list[Any]] = {}  # the searches that run, and the events of their waiting callers
         self._results: dict[Search, tuple[float, float | None]] = {}  # the time of the last search, and its result
 
-    async def prove_lossless(self, evidence: str, until: float) -> bool:
-        """See Server.prove_lossless."""
+    async def prove_lossless(self, evidence: str, until: float, slot: int = -1) -> bool:
+        """See Server.prove_lossless. A proof about the server just before this one may shorten the quarantine."""
         stamp = self.history.latest
-        while (
-            least_ttl := await self._search_or_wait(stamp, evidence, until)
-        ) is None and self.runtime.now() + PROOF_INTERVAL < until:
+        before = stamp.predecessor or stamp.slot_history(slot).previous
+        while True:
+            self._start_search(stamp, evidence)
+            if before != "-":
+                self._start_search(stamp, before)
+            least_ttl = await self._result(stamp, evidence, until)
+            if least_ttl is not None and least_ttl < math.inf:
+                return True
+            is_over = before == "-" or await self._result(stamp, before, until) is not None
+            if (is_over and least_ttl is not None) or self.runtime.now() + PROOF_INTERVAL >= until:
+                return False
             await self.runtime.sleep_until(self.runtime.now() + PROOF_INTERVAL)
-        return least_ttl is not None and least_ttl < math.inf
 
     def old_primary(self, slot: int = -1) -> str:
         """The identity of the old primary while it may still grant (see `IdentityStamp.old_primary`); else "".
@@ -53,23 +60,24 @@ class Proofs:
         """
         old_primary = self.history.latest.old_primary(slot)
         if old_primary:
-            self._start_search(old_primary)
+            stamp = self.history.latest
+            self._start_search(stamp, stamp.predecessor or old_primary)
         return old_primary
 
-    def _start_search(self, evidence: str) -> None:
+    def _start_search(self, stamp: IdentityStamp, evidence: str) -> None:
         """Start a search in the background, unless one runs, has found a result, or ended a moment ago."""
-        stamp = self.history.latest
         if self._claim_search((stamp.identity, evidence)):
             try:
-                self.runtime.spawn(lambda: self._search_in_background(stamp, evidence), "interlock-proof", lambda: None)
-            except BaseException:
+                self.runtime.spawn(lambda: self._search(stamp, evidence), "interlock-proof", lambda: None)
+            except BaseException as error:
                 self._finish_search((stamp.identity, evidence), None)
-                raise
+                if not isinstance(error, RuntimeError):  # no thread can be started: then there is no proof
+                    raise
 
     def _claim_search(self, search: Search) -> bool:
-        """Whether the caller must search now; then all other callers wait for its result.
+        """Whether the caller must start a search now.
 
-        The caller must not search if another search runs, has found a result, or ended less than `PROOF_INTERVAL` ago.
+        It must not if another search runs, has found a result, or ended less than `PROOF_INTERVAL` ago.
         """
         ended_at, least_ttl = self._results.get(search, (-PROOF_INTERVAL, None))
         with self.runtime.mutex:
@@ -79,30 +87,25 @@ class Proofs:
                 self._waiting[search] = []
         return must_search
 
-    async def _search_or_wait(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
-        """The result of a search: of this caller's own, or of the search that another caller runs."""
-        search = stamp.identity, evidence
-        if self._claim_search(search):
-            return await self._search(stamp, evidence, until)
-        done = self.runtime.event()
+    async def _result(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
+        """The result of the search that runs or has just ended; None also if it still runs at the time `until`."""
+        search, done = (stamp.identity, evidence), self.runtime.event()
         with self.runtime.mutex:
-            others = self._waiting.get(search)
-            if others is not None:
-                others.append(done)
-        if others is not None:
-            await done.wait(max(until, self.runtime.now() + MIN_PROOF_TIME))
+            waiting = self._waiting.get(search)
+            if waiting is not None:
+                waiting.append(done)
+        if waiting is not None:
+            await done.wait(until)
         return self._results.get(search, (0.0, None))[1]
 
-    async def _search_in_background(self, stamp: IdentityStamp, evidence: str) -> None:
-        await self._search(stamp, evidence, self.runtime.now() + PROOF_STEP_TIMEOUT)
-
-    async def _search(self, stamp: IdentityStamp, evidence: str, until: float) -> float | None:
+    async def _search(self, stamp: IdentityStamp, evidence: str) -> None:
         least_ttl: float | None = None
         try:
-            least_ttl = await self.find_least_ttl(evidence, stamp, until - self.runtime.now())
+            least_ttl = await self.find_least_ttl(evidence, stamp)
             if least_ttl is not None and least_ttl < math.inf:
                 was_in_quarantine = stamp.previous != "-"
-                stamp.mark_lossless(evidence, least_ttl)
+                with self.runtime.mutex:
+                    stamp.mark_lossless(evidence, least_ttl)
                 if was_in_quarantine and stamp.previous == "-" and not least_ttl:
                     log.info(
                         "interlock: %s lost no lease when it took over, as a proof shows: no name waits there",
@@ -110,7 +113,6 @@ class Proofs:
                     )
         finally:
             self._finish_search((stamp.identity, evidence), least_ttl)
-        return least_ttl
 
     def _finish_search(self, search: Search, least_ttl: float | None) -> None:
         with self.runtime.mutex:

@@ -11,6 +11,7 @@ from interlock._quarantine.slot_history import SlotHistory, lossless_entry, loss
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+RETURNED: Final = "@"  # begins the `previous` of a server that is the primary again
 MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: leases of still earlier servers have run out
 
 
@@ -20,11 +21,13 @@ class IdentityStamp:
     __slots__ = (
         "_texts",
         "earlier_stamps",
+        "epoch",
         "facts",
         "isolation_grace",
         "lossless_from",
         "mark",
         "met_at",
+        "predecessor",
         "previous",
         "quarantine_seconds",
         "since_ms",
@@ -47,8 +50,10 @@ class IdentityStamp:
         self.isolation_grace = 0.0 if quarantine_seconds is None else isolation_grace
         self.previous = previous
         self.mark = mark
+        self.epoch: int | None = None  # under which the sentinels named the server last; None if none did
         self.lossless_from: list[str] = []
         self.earlier_stamps: Mapping[str, IdentityStamp] = {}  # the stamps of earlier servers here, by identity
+        self.predecessor = ""  # the identity before this one, if a quarantine of that one goes on here
         self.met_at = now()  # when the client first read this identity in a handshake
         self.slot_histories: dict[int, SlotHistory] = {}  # by slot: only slots that moved here from another node
         self._texts: dict[int, str] = {}
@@ -97,8 +102,11 @@ class IdentityStamp:
             if earlier is None:
                 previous = "-"
                 break
-            previous, since, moved_lossless, earlier = earlier
-            lossless_from += lossless_through(moved_lossless, int(proof.partition("/")[2] or 0) / 1000)
+            least_ttl = int(proof.partition("/")[2] or 0) / 1000
+            previous, earlier_since, moved_lossless, earlier = earlier
+            if not least_ttl:  # else shorter leases may have been lost since then
+                since = earlier_since
+            lossless_from += lossless_through(moved_lossless, least_ttl)
         return SlotHistory(previous, since, tuple(dict.fromkeys(lossless_from)), earlier)
 
     def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
@@ -114,9 +122,13 @@ class IdentityStamp:
         text = texts.get(slot)
         if text is None:
             previous, since, lossless_from, _ = self.slot_history(slot)
-            since_ms = self.facts.now_ms + int((since - self.met_at) * 1000)
-            text = texts[slot] = self._format(since_ms, previous, lossless_from[:MAX_IDENTITIES])
+            text = texts[slot] = self._format(self._server_ms(since), previous, lossless_from[:MAX_IDENTITIES])
         return text
+
+    def _server_ms(self, since: float) -> int:
+        """A time of the client's clock, by the server's clock."""
+        assert self.facts is not None
+        return self.facts.now_ms + int((since - self.met_at) * 1000)
 
     def render(self) -> None:
         """Build the text again, after a change of the history."""
@@ -129,8 +141,10 @@ class IdentityStamp:
     def _format(self, since_ms: int, previous: str, lossless_from: Sequence[str]) -> str:
         """The text, in the layout that queue.lua describes beside STAMP."""
         assert self.quarantine_seconds is not None
-        wait_ms = int(self.quarantine_seconds * 1000)
-        return " ".join([f"{self.identity}{self.mark}{since_ms}", str(wait_ms), previous, *lossless_from])
+        grace_ms = int(self.isolation_grace * 1000)
+        wait_ms = int(self.quarantine_seconds * 1000) - grace_ms
+        mark = "*" if previous.startswith(RETURNED) else self.mark
+        return " ".join([f"{self.identity}{mark}{since_ms} {wait_ms} {grace_ms} {previous}", *lossless_from])
 
     def mark_untrusted(self) -> None:
         """Note evidence that an unknown server may have been here before, and may have granted leases."""
@@ -150,6 +164,8 @@ class IdentityStamp:
                 *lossless_through(earlier.lossless_from if earlier else (), least_ttl),
             ]
             del self.lossless_from[MAX_IDENTITIES:]
+            if identity == self.predecessor and earlier is not None and not least_ttl:
+                self.since_ms = min(self.since_ms, self._server_ms(earlier.latest_start))
         if any(self.previous.startswith(each.partition("/")[0]) for each in self.lossless_from):
             self.previous = "-"
         self.render()

@@ -43,7 +43,6 @@ from interlock._protocol.types import (
     Runtime,
     Script,
     ServerError,
-    Unawaited,
     is_transient,
 )
 from interlock._quarantine.identity import identity_of, parse_info
@@ -245,18 +244,15 @@ class ClusterServer:
                     node.failed_at = 0.0
         return redirected
 
-    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+    def send(self, message: Message) -> None:
         """See Server. The reply could be a redirection, which only a caller that waits can follow."""
-        return False
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See Server. There are none."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:
         """See Server."""
         with contextlib.suppress(Disconnected, ServerError, LockError):  # then there is no proof
-            node = await self._node_of(slot_of(keys[0]), until)
-            return await node.server.prove_lossless(keys, lost_identity, until)
+            slot = slot_of(keys[0])
+            node = await self._node_of(slot, until)
+            return await node.server.prove_lossless(keys, lost_identity, until, slot)
         return False
 
     def old_primary_may_still_grant(self, key: str) -> str:
@@ -583,7 +579,8 @@ class ClusterServer:
         before = slot_history or move.source_stamp.slot_history(slot)
         if least < math.inf and move.target_identity and move.target_identity == target.identity:
             lossless_from = (lossless_entry(old_identity, least), *lossless_through(before.lossless_from, least))
-            return SlotHistory(before.previous, before.since, lossless_from, before.earlier)
+            since = move.noticed_at if least else before.since  # shorter leases may have been lost by this move
+            return SlotHistory(before.previous, since, lossless_from, before.earlier)
         before = before._replace(earlier=None)
         # A node that never was a replica: the slot has been there no longer than the process has been running.
         if least == 0 and target.facts is not None and not target.facts.promoted:

@@ -30,7 +30,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER, RETRY_FOR
+from interlock._protocol.timing import FOREVER, RETRY_FOR, TRY_PROOF_TIMEOUT
 from interlock._protocol.types import (
     ONLY_ROUTE,
     Argument,
@@ -40,7 +40,6 @@ from interlock._protocol.types import (
     Script,
     ServerError,
     TokenSpent,
-    Unawaited,
 )
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
@@ -234,19 +233,16 @@ class QuorumServer:
     async def _sleep(self, seconds: float, until: float) -> None:
         await self.runtime.sleep_until(min(until, self.now() + seconds))
 
-    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:  # noqa: ARG002 (see Server)
+    def send(self, message: Message) -> None:
         """See Server. A release counts when a majority has it, so its caller waits."""
-        return False
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See Server. There are none."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
         """See Server. Each server has its own lost identity."""
         proven = False
         for node in self.nodes:
             if node.lost_identity:
-                proven |= await node.server.prove_lossless(keys, node.lost_identity, self.now())
+                node_until = min(until, self.now() + TRY_PROOF_TIMEOUT)
+                proven |= await node.server.prove_lossless(keys, node.lost_identity, node_until)
                 node.lost_identity = ""
         return proven
 

@@ -6,8 +6,7 @@ identity stamp of the connection, by which the script compares the server with t
 
 Rules.
  1. The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
- 2. If the reply to a message is owed (`send_unawaited`) and is NOSCRIPT, whoever reads it sends the message again
-    before anybody learns the reply to a later message.
+ 2. A message whose reply nobody waits for (`send`) is not repeated here: its sender gets NOSCRIPT as an error.
  3. `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
 """
 
@@ -22,7 +21,7 @@ from interlock._quarantine.identity import parse_info
 from interlock._quarantine.lossless import least_lossless_ttl
 from interlock._quarantine.primacy import Primacy
 from interlock._quarantine.proofs import Proofs
-from interlock._transports.connections import OwedReply, PendingReplies
+from interlock._transports.connections import PendingReplies
 from interlock._transports.resp import (
     ASKING,
     CLIENTS,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script, Unawaited
+    from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command, Connection, ConnectionPool
@@ -59,34 +58,27 @@ class SentBatch(NamedTuple):
     pending: PendingReplies
 
 
-class OwedCall(OwedReply):
-    """The owed reply to a script call; if the server does not know the script, that to the call with its text."""
+class PendingCall(NamedTuple):
+    """See SentCall. The reply, or the error in its place, will be in `pending`."""
 
-    __slots__ = ("connection", "message", "stamp", "unawaited")
+    connection: Connection
+    pending: PendingReplies
 
-    def __init__(
-        self, connection: Connection, message: Message, stamp: str, unawaited: Unawaited, sent_at: float
-    ) -> None:
-        super().__init__(sent_at)
-        self.connection = connection
-        self.message = message
-        self.stamp = stamp
-        self.unawaited = unawaited
+    @property
+    def reply(self) -> Reply | Exception | None:
+        """See SentCall."""
+        pending = self.pending
+        if pending.error is not None or not pending.replies:
+            return pending.error
+        if type(pending.replies[0]) is ReplyError:  # noted, since the error may drop the connections, and that once
+            pending.replies[0] = _error_of(self.connection, pending.replies[0])
+        reply: Any = pending.replies[0]
+        return reply  # type: ignore[no-any-return]  # each script replies with a list
 
-    def finish(self, reply: object) -> None:
-        """See OwedReply."""
-        if type(reply) is list:
-            self.unawaited.answered(reply)  # pyright: ignore[reportUnknownArgumentType]  # each script replies with one
-        elif isinstance(reply, Disconnected):
-            self.unawaited.failed(reply)
-        elif is_noscript(reply):
-            again = OwedCall(self.connection, self.message, self.stamp, self.unawaited, self.sent_at)
-            try:
-                self.connection.send([eval_text(*self.message, self.stamp)], FOREVER, again)
-            except Disconnected as error:
-                self.unawaited.failed(error)
-        else:
-            self.unawaited.failed(_error_of(self.connection, reply))
+    async def read(self, until: float) -> None:
+        """See SentCall."""
+        if not self.pending.is_complete:
+            await self.connection.collect(self.pending, until)
 
 
 class SingleServer:
@@ -238,28 +230,10 @@ class SingleServer:
         connection.checkin()
         return [_error_of(connection, reply) if type(reply) is ReplyError else reply for reply in replies]
 
-    def send_unawaited(self, message: Message, now: float, unawaited: Unawaited) -> bool:
+    def send(self, message: Message) -> PendingCall | None:
         """See Server."""
-        connection = self.pool.take_to_owe()
-        if connection is None:
-            return False
-        try:
-            unawaited.before_sending()
-            stamp = connection.stamp.text
-            owed = OwedCall(connection, message, stamp, unawaited, now)
-            connection.send([evalsha(*message, stamp)], FOREVER, owed)
-        except BaseException as error:
-            connection.discard(error)
-            raise
-        if unawaited.keeps_order:
-            connection.checkin_owing(owed)
-        else:
-            connection.checkin()
-        return True
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See Server."""
-        await self.pool.read_owed(sent_before, until)
+        connection = self.pool.take()
+        return None if connection is None else send_over(connection, message)
 
     async def wait_any(self, sent: Sequence[SentBatch], number: int, until: float) -> list[int]:
         """Wait until so many batches, of any servers, have replies or an error. Returns the indexes of these."""
@@ -303,16 +277,22 @@ class SingleServer:
         connection.checkin()
         return connection.stamp
 
-    async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
+    async def prove_lossless(
+        self,
+        keys: Sequence[str | bytes],  # noqa: ARG002 (see Server)
+        lost_identity: str,
+        until: float,
+        slot: int = -1,
+    ) -> bool:
         """See Server."""
-        return await self._proofs.prove_lossless(lost_identity, until)
+        return await self._proofs.prove_lossless(lost_identity, until, slot)
 
     def old_primary_may_still_grant(self, key: str, slot: int = -1) -> str:  # noqa: ARG002 (see Server)
         """See Server."""
         return self._proofs.old_primary(slot)
 
-    async def _lossless(self, evidence: str, stamp: IdentityStamp, left: float) -> float | None:
-        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp, left))
+    async def _lossless(self, evidence: str, stamp: IdentityStamp) -> float | None:
+        return await self.runtime.run_blocking(partial(least_lossless_ttl, self.address, evidence, stamp))
 
     # Pushes
 
@@ -350,6 +330,23 @@ async def connected_clients(servers: Iterable[SingleServer], until: float) -> in
 async def _with_text(connection: Connection, reply: object, message: Message, stamp: str, until: float) -> object:
     """The reply; if the server did not know the script, the reply to the same message with the script's text."""
     return await connection.exchange(eval_text(*message, stamp), until) if is_noscript(reply) else reply
+
+
+def send_over(connection: Connection, message: Message) -> PendingCall:
+    """Send one message at once, and give the connection back without waiting for the reply."""
+    try:
+        pending = connection.send([evalsha(*message, connection.stamp.text)], FOREVER)
+        connection.flush()
+    except Disconnected as error:
+        connection.discard(error)
+        pending = PendingReplies(1)
+        pending.error = error
+    except BaseException as error:
+        connection.discard(error)
+        raise
+    else:
+        connection.checkin()
+    return PendingCall(connection, pending)
 
 
 def _failed(messages: Sequence[Message], until: float, error: Exception) -> SentBatch:

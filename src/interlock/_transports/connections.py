@@ -8,8 +8,8 @@ Rules.
  1. Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
     command.
  2. A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
- 3. A reply that nobody waits for, and that is needed all the same, is *owed* (`OwedReply`). The connection gives the
-    reply, or the error in its place, to a function of the sender, before it returns the reply to any later command.
+ 3. A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does, `collect`
+    reads them. A connection that breaks leaves an error in their place.
 """
 
 from __future__ import annotations
@@ -67,35 +67,6 @@ class PendingReplies:
         return self.error
 
 
-class OwedReply(PendingReplies):
-    """A reply that nobody waits for. `finish` gets the reply, or the error in its place; it may get both."""
-
-    __slots__ = ("sent_at",)
-
-    def __init__(self, sent_at: float) -> None:
-        self.number = 1
-        self.fileno = -1
-        self.replies = []
-        self.error = self.on_complete = None
-        self.sent_at = sent_at
-
-    def finish(self, reply: object) -> None:
-        """Handle the reply, or the error in its place, in whichever thread or task reads it."""
-        raise NotImplementedError
-
-    def set_result(self, reply: object) -> None:
-        """See PendingReplies. An interrupt in `finish` leaves the reply owed: the end of the connection is next."""
-        self.finish(reply)
-        self.replies.append(reply)
-        if self.on_complete is not None:
-            self.on_complete()
-
-    def set_exception(self, error: Exception) -> None:
-        """See PendingReplies."""
-        self.finish(error)
-        super().set_exception(error)
-
-
 class Connection(Protocol):
     """An open connection, after its handshake. Every `until` is a time of `Runtime.now()`."""
 
@@ -106,8 +77,12 @@ class Connection(Protocol):
         """Send a command, and wait for its reply; an error reply is a value. Raises Disconnected."""
         ...
 
-    def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
-        """Send commands, and wait for nothing. The reply to a single command may be owed. Raises Disconnected."""
+    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
+        """Send commands, and wait for nothing. Raises Disconnected."""
+        ...
+
+    def flush(self) -> None:
+        """Write at once what was sent, also if the caller goes on without a pause. Raises Disconnected."""
         ...
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
@@ -118,8 +93,8 @@ class Connection(Protocol):
         """Give the connection back to its pool."""
         ...
 
-    def checkin_owing(self, owed: OwedReply) -> None:
-        """Give the connection back to its pool, although it still owes a reply to this caller."""
+    async def collect(self, pending: PendingReplies, until: float) -> None:
+        """After a checkin: wait for these replies, or for an error in their place, unless another caller does."""
         ...
 
     def discard(self, error: BaseException) -> None:
@@ -145,10 +120,6 @@ class ConnectionPool(Protocol):
         """An open connection that surely leads to the primary, if there is one: `checkout` without waiting."""
         ...
 
-    def take_to_owe(self) -> Connection | None:
-        """Like `take`, for a command whose reply nobody waits for."""
-        ...
-
     async def checkout(self, until: float) -> Connection:
         """A connection that leads to the primary; opened if necessary. Raises Disconnected or LockError."""
         ...
@@ -159,10 +130,6 @@ class ConnectionPool(Protocol):
 
     async def wait_any(self, pending: Sequence[PendingReplies], number: int, until: float) -> list[int]:
         """Wait until so many of these are complete, at most to `until`. Returns the indexes of the complete ones."""
-        ...
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """Read the owed replies to commands that were sent before this time, unless other callers do."""
         ...
 
     @property

@@ -23,6 +23,8 @@ from interlock._quarantine.identity import (
 from interlock._transports.resp import ReplyError, pack
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from interlock._connect.address import Address
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
@@ -42,8 +44,17 @@ def handshake_commands(address: Address) -> list[Command]:
     return list(map(pack, commands))
 
 
-def complete_handshake(replies: list[Any], address: Address, history: ServerHistory) -> IdentityStamp:
+def complete_handshake(
+    replies: list[Any],
+    address: Address,
+    history: ServerHistory,
+    epoch: int | None,
+    mutex: AbstractContextManager[object],
+) -> IdentityStamp:
     """Compute the identity stamp of the server from its replies to the handshake commands.
+
+    `epoch`: that under which the sentinels named the server; None if none did. `mutex`: two connections may meet a new
+    server at once, and must agree who was there before.
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
@@ -65,9 +76,11 @@ def complete_handshake(replies: list[Any], address: Address, history: ServerHist
     # connection would outlast the loading, and take the server for one that began empty.
     if is_loading(past[0]):
         raise Disconnected("the server is loading its keys from its disk", sent=False)
-    return history.identify(
-        parse_facts(server, replication, time, *past), address, address.isolation_grace(isolation_replies)
-    )
+    facts = parse_facts(server, replication, time, *past)
+    with mutex:
+        stamp = history.identify(facts, address, address.isolation_grace(isolation_replies), epoch)
+    history.log_warnings()
+    return stamp
 
 
 @lru_cache(maxsize=256)  # one warning for each server

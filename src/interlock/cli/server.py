@@ -74,7 +74,7 @@ def stop(
     """Stop the server, unless clients hold leases in it: then print the holders. Exit status 0 if stopped, 75 if not.
 
     --force stops the server in any case. Holders rely on their leases until these expire, so the next server grants
-    nothing for max_ttl (60 s): the quarantine, as after a crash. The server also loses what `once` has recorded.
+    nothing for max_ttl (30 s): the quarantine, as after a crash. The server also loses what `once` has recorded.
     """
     try:
         stopped = embedded.stop_shared(force=force)

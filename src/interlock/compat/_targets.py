@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock._client.session import Session
 
 InterlockT = TypeVar("InterlockT", bound="InterlockCore[Any, Any, Any]")
-MAX_TTL: Final = 60.0  # seconds: the default of Interlock
+MAX_TTL: Final = 60.0  # seconds: more than an Interlock, since users of the originals write timeout=60
 
 
 class Client(Protocol):

@@ -50,7 +50,7 @@
 --   signal   signal ms  push 0|1
 --                             RETURN {ms until the key may be free, 0 if it is free and no element is in the list}
 --                             with push: wakes a waiter if it is 0
---   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {ms until the next heartbeat | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: QUEUED | RETRY | NOT_FOUND. The head asks: it may have just become the head
 

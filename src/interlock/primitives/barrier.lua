@@ -23,7 +23,7 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {0, 0}
 --                             breaks the barrier if the party waits
---   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   reset    operation        RETURN {done 0|1} | {WRONG_KIND, record}
 --                             runs once for each operation
@@ -198,7 +198,7 @@ elseif verb == 'heartbeat' then
   return heartbeat(
     function()
       if generation then
-        for i = 5, #ARGV, 2 do
+        for i = 4, #ARGV, 2 do
           local party = ARGV[i]
           if call('ZSCORE', PRESENT, party) then mark_alive(party) end
         end

@@ -23,7 +23,7 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {0, 0}
 --                             takes a waiter out of the queue
---   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {1000, head's token | "", state...}
 --   count    operation  by  count  keep ms
 --                             RETURN {GRANTED, left} | {BROKEN, why} | {LIMIT_MISMATCH, count} | {WRONG_KIND, record}

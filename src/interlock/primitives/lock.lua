@@ -25,7 +25,8 @@
 --                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
 --                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
 --        3 queue    zset    as in queue.lua
---        4 waiters  hash    as in queue.lua; a waiter wants "<kind> @<stamp>"
+--        4 waiters  hash    as in queue.lua; a waiter wants "<kind> <ttl ms>"; the entry of an earlier version
+--                           has "<kind>" or "<kind> @<number>"
 --        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
 --                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
@@ -41,15 +42,12 @@
 --   release  token  tombstone ttl ms
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
---   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {pttl ms | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
 --                             RETURN {state...}
 --                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
---   confirm  token  ttl ms    RETURN {state}, as renew
---                             confirms a handover whose lease is in use already: takes the holder out of the queue, and
---                             lengthens the lease; unlike acquire, it never grants
 --   reserve  token  ttl ms  number
 --                             RETURN {GRANTED, first fence, others wait 0|1} | {NOT_FOUND}
 --                             lengthens the lease, and reserves so many fences for those to which the sender passes
@@ -72,28 +70,30 @@
 local LOCK = KEYS[1]
 
 -- The plain cases. Nearly every message acquires a free lock, confirms a handover, queues behind a holder, or releases,
--- while the record names this server and a lock (`confirm` reads no record). The lines up to the next --include do what
+-- while the record names this server and a lock. The lines up to the next --include do what
 -- the verbs at the end of this file do with such a message. They stand before all functions, because Lua makes every
 -- function anew in each call, which takes longer than the commands of a plain case. These lines leave every other state
 -- to the verbs; by then they have written nothing that the verb would not write. tests/model/test_plain_cases.py
 -- compares both ways.
 local plain_record, stored_fence, ttl_at = false, nil, nil
-if not IN_QUORUM and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0') then
+if not HAS_RETURNED
+  and not IN_QUORUM and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0') then
   plain_record = call('GET', RECORD)
   local identity_at, identity_end = string.find(plain_record or '', ' ' .. IDENTITY .. ' ', 1, true)
   if identity_at and string.sub(plain_record, 1, 7) == '1 lock ' then
     stored_fence, ttl_at = tonumber(string.sub(plain_record, 8, identity_at - 1)), identity_end + 1
   elseif not plain_record and verb == 'acquire' then  -- nobody has used this name lately
-    local previous = IDENTITY == '-' and '-' or string.match(STAMP, ' %d+ %d+ (%S+)')
+    local previous = IDENTITY == '-' and '-' or string.match(STAMP, ' %d+ %d+ %d+ (%S+)')
     stored_fence = previous == '-' and 0 or nil
   end
 end
 if stored_fence and verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local owner = ARGV[8]
-  local released, holder_at = '- ', nil
+  local released, recorded_ttl, holder_at = '- ', nil, nil
   if plain_record then
     local released_at = string.find(plain_record, ' ', ttl_at, true) + 1
+    recorded_ttl = tonumber(string.sub(plain_record, ttl_at, released_at - 2))
     holder_at = string.find(plain_record, ' ', released_at, true) + 1
     released = string.sub(plain_record, released_at, holder_at - 1)
   end
@@ -112,13 +112,13 @@ if stored_fence and verb == 'acquire' then
     if holder ~= string.match(plain_record or '', '^[^ ]+', holder_at) then
       -- Free with a queue, revoked, in a quarantine, or foreign.
     elseif holder == token then
-      if tonumber(ttl) <= RECORD_TTL_MS / 2 then
+      if tonumber(ttl) <= math.min(recorded_ttl, RECORD_TTL_MS / 2) then
         if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
-        if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
+        call('PEXPIRE', LOCK, math.max(pttl, ttl))  -- writes in any case, as the verb does
         return {GRANTED, stored_fence}
       end
     elseif pttl >= 0 and max_waiters == 'inf' and owner == '' and not call('ZSCORE', TOMBSTONES, token) then
-      local waiter, wants, time, is_head = token, ' lock @0', call('TIME')
+      local waiter, wants, time, is_head = token, ' lock ' .. ttl, call('TIME')
       local now_ms = time[1] * 1000 + time[2] / 1000
       --include enqueue
       return {QUEUED, holder, pttl, is_head and 1 or 0}
@@ -137,30 +137,24 @@ elseif stored_fence and call('GET', LOCK) == token then
   elseif not call('ZSCORE', TOMBSTONES, 'ousted') then
     if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
     local head, time = call('ZRANGE', QUEUE, 0, 0)[1], call('TIME')
-    local alive_until, handover_ttl, subscribed, channel, stamp =
-      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) lock( ?@?%d*)$')
+    local alive_until, handover_ttl, subscribed, channel, wants, at_sign, ttl =
+      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) (lock ?(@?)(%d*))$')
+    if at_sign == '@' or ttl == '' then ttl = handover_ttl end  -- an earlier version stored the entry
     local now_us, fence = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
     local is_sharded = channel and string.find(channel, '{', 1, true)
     if alive_until and tonumber(alive_until) > now_us / 1000 and now_us > stored_fence
       and (subscribed ~= '1'
         or (redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] or 1) > 0)
-      and not redis.pcall('SET', RECORD, '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. handover_ttl .. ' ' .. token
-        .. ' ' .. head .. ' ' .. channel, 'PX', RECORD_TTL_MS + handover_ttl).err
+      and not redis.pcall('SET', RECORD, '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' ' .. token
+        .. ' ' .. head .. ' ' .. channel, 'PX', RECORD_TTL_MS + ttl).err
     then
       call('SET', LOCK, head, 'PX', handover_ttl)
       call('HSET', WAITERS, head,
-        string.format('%.0f %s 0 %s lock%s', now_us / 1000 + handover_ttl, handover_ttl, channel, stamp))
-      if channel ~= '-' then
-        redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel,
-          stamp == '' and 'granted ' .. head or 'granted ' .. head .. ' ' .. fence .. stamp)
-      end
+        string.format('%.0f %s 0 %s %s', now_us / 1000 + handover_ttl, handover_ttl, channel, wants))
+      if channel ~= '-' then redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. head) end
       return {1, 0}
     end
   end
-elseif verb == 'confirm' and tonumber(ARGV[3]) <= RECORD_TTL_MS / 2 and call('GET', LOCK) == token then
-  if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
-  if call('PTTL', LOCK) < tonumber(ARGV[3]) then call('PEXPIRE', LOCK, ARGV[3]) end
-  return {GRANTED}
 end
 
 --include queue
@@ -223,14 +217,15 @@ local function extend_record(its_record, ttl)
   if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
 end
 
--- Grants the lock. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The
--- fence of a `once` is also the time at which the run began, so even a quorum must not count it up: without the
--- identity of the last grant, next_fence() takes the clock.
-local function grant(new_holder, ttl, channel)
+-- Grants the lock for `ttl` ms. The record says `confirmed_ttl`, if the grant is a handover: its waiter will confirm it
+-- for so long. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The fence
+-- of a `once` is also the time at which the run began, so even a quorum must not count it up: without the identity of the
+-- last grant, next_fence() takes the clock.
+local function grant(new_holder, ttl, channel, confirmed_ttl)
   local ahead_ms
   fence, ahead_ms = next_fence(fence, kind ~= 'once' and granted_by)
-  granted_by, last_ttl = IDENTITY, ttl
-  write_record(new_holder, channel, '', ttl, ahead_ms)  -- words of a later version described the last grant
+  granted_by, last_ttl = IDENTITY, confirmed_ttl or ttl
+  write_record(new_holder, channel, '', last_ttl, ahead_ms)  -- words of a later version described the last grant
   call('SET', LOCK, new_holder, 'PX', ttl)
 end
 
@@ -243,7 +238,7 @@ end
 -- `holder` is nil. The record stores the evidence for clients that have none.
 local function apply_quarantine(holder)
   if not is_readable then return end
-  local left_ms, evidence = quarantine_left(granted_by, last_ttl)
+  local left_ms, evidence = quarantine_left(granted_by, last_ttl, fence)
   if left_ms == 0 then return end
   if kind and granted_by ~= evidence then
     granted_by = evidence
@@ -268,9 +263,9 @@ local function hand_over(head)
   if head then
     local waiter, handover_ttl, channel, wants = unpack(head)
     kind = kind or string.match(wants, '^%a+')
-    is_granted, failure = pcall(grant, waiter, handover_ttl, channel)
+    is_granted, failure = pcall(grant, waiter, handover_ttl, channel, string.match(wants, '^%a+ (%d+)'))
     if is_granted then
-      announce_grant(waiter, handover_ttl, channel, wants, fence)
+      announce_grant(waiter, handover_ttl, channel, wants)
       return waiter, 0
     end
   end
@@ -304,9 +299,10 @@ if verb == 'acquire' then
       fence = next_fence(fence, granted_by)
       write_record(token, channel, tail, math.max(pttl, ttl))
     end
-    -- Writes in any case, so that replicas have a write to acknowledge.
-    if pttl <= tonumber(ttl) then call('PEXPIRE', LOCK, ttl) end
-    -- A handover made the record for its own short ttl. Without this, the record outlives a lease of a usual ttl, too.
+    -- Writes in any case, even if the lease ends later already: else WAIT would count replicas that lack the grant.
+    call('PEXPIRE', LOCK, math.max(pttl, ttl))
+    -- An earlier version, when it hands over, makes the record for its short handover ttl.
+    raise_recorded_ttl(RECORD, ttl)
     if tonumber(ttl) > RECORD_TTL_MS / 2 then extend_record(RECORD, tonumber(ttl)) end
     return {GRANTED, fence}
   end
@@ -348,7 +344,7 @@ if verb == 'acquire' then
   if max_waiters == '0' then return {BUSY, holder, pttl, 0} end
   local waiting = count_if_full(token, max_waiters)
   if waiting then return {CROWDED, waiting} end
-  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind .. ' @0')
+  local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. kind .. ' ' .. ttl)
   return {QUEUED, holder, pttl, is_head and 1 or 0}
 
 elseif verb == 'release' then
@@ -393,18 +389,17 @@ elseif verb == 'heartbeat' then
     function(waiter) return waiter == holder end
   )
 
-elseif verb == 'renew' or verb == 'confirm' then
-  local states, last_key = {}, verb == 'renew' and #KEYS or 2
-  if verb == 'confirm' and call('GET', LOCK) == token then dequeue(token) end
-  for i = 1, last_key, 2 do
+elseif verb == 'renew' then
+  local states = {}
+  for i = 1, #KEYS, 2 do
     local lock, its_record, lease_token, ttl = KEYS[i], KEYS[i + 1], ARGV[i + 1], tonumber(ARGV[i + 2])
     local holder = redis.pcall('GET', lock)  -- a key of a wrong type must not stop the renewal of the others
     if type(holder) == 'table' then
       states[#states + 1] = holder.err
     elseif holder == lease_token then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
-      -- A handover's record outlives a lease of a usual ttl.
-      if verb == 'renew' or ttl > RECORD_TTL_MS / 2 then extend_record(its_record, ttl) end
+      if #KEYS == 2 then raise_recorded_ttl(its_record, ttl) end  -- an extension comes alone
+      extend_record(its_record, ttl)
       states[#states + 1] = GRANTED
     else
       -- The lease and its record have vanished together. The sender knows that the lease existed, so the
@@ -450,7 +445,7 @@ elseif verb == 'revoke' then
   local named_evidence = parse_marker(token)
   if named_evidence then
     if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
-    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
+    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
     -- before another change. The comparison leaves out `since`, which another client may have lowered.
     if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
@@ -481,7 +476,7 @@ elseif verb == 'keys' then
 elseif verb == 'inspect' then
   local max_waiters, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
   if (not holder or parse_marker(holder)) and read_record() then
-    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl)
+    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     if left_ms > 0 then holder, pttl = '!quarantine:' .. evidence, left_ms end
   end
   return {holder or '', pttl, call('GET', RECORD) or '', call('ZCARD', QUEUE),

@@ -16,21 +16,24 @@ local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, L
 -- _quarantine/stamp.py makes, so no table of verbs lists it. Its layout, by bytes:
 --
 --   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
---   26        mark       " ", or "+" if this server is one of a quorum
---   27 ..     history    "<since> <wait> <previous>[ <lossless>...]", which only quarantine_left() reads
+--   26        mark       " "; "+": this server is one of a quorum; "*": it is the primary again, after another server
+--   27 ..     history    "<since> <wait> <grace> <previous>[ <lossless>...]", which only quarantine_left() reads
 --
 --   since      on this server's clock, ms: this identity began no later than then
---   wait       ms: the longest ttl that a lease granted under an earlier identity may have
---   previous   the identity that the client knew before this one; "-": none; "?": there may have been one
+--   wait       ms: the longest ttl that a lease granted under an earlier identity may have, by this client's max_ttl
+--   grace      ms after `since` in which an old primary may have granted and renewed such leases
+--   previous   the identity that the client knew before this one; "-": none; "?": there may have been one;
+--              "@<...>", with the mark "*": the server in between
 --   lossless   "<beginning of an identity>[/<least ttl, ms>]": this server has every lease of that identity, or every
 --              such lease whose ttl is at least that long
 --
 -- The stamp "" comes from a client that has no quarantine, and "+" from such a client of a quorum.
 local STAMP = ARGV[#ARGV]
 ARGV[#ARGV] = nil
-local MARK_AT, PLUS = 26, 43  -- PLUS: the byte of "+"
+local MARK_AT, PLUS, STAR, AT_SIGN = 26, 43, 42, 64  -- the place of the mark, and the bytes of "+", "*" and "@"
 local IDENTITY = #STAMP < MARK_AT and '-' or string.sub(STAMP, 1, MARK_AT - 1)
-local IN_QUORUM = STAMP == '+' or string.byte(STAMP, MARK_AT) == PLUS
+local MARK = string.byte(STAMP, MARK_AT)
+local IN_QUORUM, HAS_RETURNED = STAMP == '+' or MARK == PLUS, MARK == STAR
 -- RECORD_TTL_MS: how long a record outlives its last lease. QUEUE_TTL_MS: how long the queue outlives its last
 -- heartbeat. LIVENESS_MS: how long a waiter counts as alive after a heartbeat. MAX_PER_CALL: how many holders, waiters
 -- or parties one script call drops, grants to or wakes, so that no call blocks the server for long.

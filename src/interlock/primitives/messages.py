@@ -318,17 +318,6 @@ def _parse_renewed(state: Any) -> RenewState:
     return Failed(state) if isinstance(state, bytes) else Revoked(state[1])
 
 
-class ConfirmCall(NamedTuple):
-    """Confirms a handover whose lease is in use already. The reply is a RenewReply with one state."""
-
-    token: str
-    ttl_ms: str
-
-    def encode(self) -> Words:
-        """See Call."""
-        return ("confirm", self.token, self.ttl_ms)
-
-
 def reason_lost(state: Gone | Revoked) -> str:
     """Return the reason why the lease is lost, by the reply to a renewal."""
     if isinstance(state, Revoked):
@@ -344,38 +333,16 @@ class HeartbeatCall(NamedTuple):
 
     channel: str
     subscribed: str
-    stamp: str
-    """When the client made this message: ms by its own clock. See `HandoverPush`."""
     waiters: Sequence[tuple[str, str]]
 
     def encode(self) -> Words:
         """See Call."""
-        return ["heartbeat", self.channel, self.subscribed, self.stamp, *chain.from_iterable(self.waiters)]
+        return ["heartbeat", self.channel, self.subscribed, *chain.from_iterable(self.waiters)]
 
     @classmethod
     def parse(cls, args: Raw) -> HeartbeatCall:
         """Parse an encoded call."""
-        return cls(args[1], args[2], args[3], list(zip(args[4::2], args[5::2], strict=True)))
-
-
-class HandoverPush(NamedTuple):
-    """The server has handed the lock to a waiter: what the push says behind `granted` and the token.
-
-    The server keeps a stamp for each waiter: that of the waiter's last heartbeat, or 0 before the first heartbeat. The
-    push names the stamp that the server had when it granted. So the grant is no older than that stamp.
-    """
-
-    fence: int
-    stamp_ms: int
-
-    @classmethod
-    def parse(cls, words: str) -> HandoverPush | None:
-        """Parse the words behind the token. None if the server had no stamp, as for a waiter of an earlier version."""
-        fence, _, rest = words.partition(" ")
-        stamp = rest.partition(" ")[0]
-        if not (fence.isdecimal() and stamp[:1] == "@" and stamp[1:].isdecimal()):
-            return None
-        return cls(int(fence), int(stamp[1:]))
+        return cls(args[1], args[2], list(zip(args[3::2], args[4::2], strict=True)))
 
 
 MORE_DEAD_WAITERS = -3  # a pttl of HeartbeatReply: more dead waiters than one call drops

@@ -27,12 +27,12 @@
 --                                  | {LIMIT_MISMATCH, limit} | {CROWDED, number of waiters}
 --                             max waiters: as in lock.lua
 --                             own lease: token of a lease of the same reader or writer, beside which the client may
---                             read; or ""
+--                             read without standing in the queue; or ""
 --                             NOT_FOUND: the token has a tombstone, or the server has evicted its share
 --   release  token  tombstone ttl ms
 --                             RETURN {the lease was the sender's 0|1, ask again 0|1}
 --                             also takes a waiter out of the queue
---   heartbeat  channel  subscribed 0|1  stamp  (token  handover ttl ms)...
+--   heartbeat  channel  subscribed 0|1  (token  handover ttl ms)...
 --                             RETURN {pttl of the next end | MORE_DEAD_WAITERS, head's token | "", state...}
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
@@ -62,7 +62,7 @@ local HOLDERS, SHARES = KEYS[1], KEYS[6]
 
 -- The plain cases, see lock.lua: somebody acquires free permits, or releases, while no caller waits, no lease has
 -- expired, and the record names this server. Here, too, all other states belong to the verbs.
-local plain_record = not IN_QUORUM and (verb == 'acquire' or verb == 'release' and ARGV[3] == '0')
+local plain_record = not HAS_RETURNED and not IN_QUORUM and (verb == 'acquire' or verb == 'release' and ARGV[3] == '0')
   and call('EXISTS', QUEUE, TOMBSTONES) == 0 and call('GET', RECORD)
 local plain_kind, stored_fence, identity, stored_ttl, released, plain_limit
 if plain_record then
@@ -81,9 +81,9 @@ if identity == IDENTITY and (plain_kind == 'semaphore' or plain_kind == 'rwlock'
     if now_us > tonumber(stored_fence) and tonumber(permits) <= plain_limit - (shares[1] or 0)
       and not call('ZSCORE', HOLDERS, token) then
       local fence = time[1] .. string.sub('00000' .. time[2], -6)  -- now_us as text
-      call('SET', RECORD,
-        '1 ' .. plain_kind .. ' ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' ' .. released .. ' ' .. plain_limit,
-        'PX', math.max(RECORD_TTL_MS + ttl, call('PTTL', RECORD)))
+      local longest_ttl = first[1] and math.max(ttl, stored_ttl) or ttl
+      call('SET', RECORD, '1 ' .. plain_kind .. ' ' .. fence .. ' ' .. IDENTITY .. ' ' .. longest_ttl .. ' ' .. released
+        .. ' ' .. plain_limit, 'PX', math.max(RECORD_TTL_MS + ttl, call('PTTL', RECORD)))
       call('HINCRBY', SHARES, 'sum', permits)
       call('HSET', SHARES, token, permits .. ' ' .. fence .. ' ' .. channel)
       call('ZADD', HOLDERS, string.format('%.0f', now_us / 1000 + ttl), token)
@@ -184,9 +184,11 @@ local function is_holder(holder)
   return lease_end and tonumber(lease_end) > get_time_ms()
 end
 
--- Grants permits. The record is the first write: without memory this write fails, and nothing is granted.
+-- Grants permits. The record says the longest ttl of the leases side by side. The record is the first write: without
+-- memory this write fails, and nothing is granted.
 local function grant(holder, permits, ttl, channel)
-  fence, granted_by, last_ttl = next_fence(fence, granted_by), IDENTITY, ttl
+  if call('EXISTS', HOLDERS) == 1 then last_ttl = math.max(last_ttl, ttl) else last_ttl = ttl end
+  fence, granted_by = next_fence(fence, granted_by), IDENTITY
   write_record(ttl)
   sum = call('HINCRBY', SHARES, 'sum', permits)
   call('HSET', SHARES, holder, string.format('%d %.0f %s', permits, fence, channel))
@@ -213,7 +215,7 @@ end
 -- Returns what quarantine_left() returns, after storing the evidence in the record for clients that have none.
 local function apply_quarantine()
   if not is_readable then return 0 end
-  local left_ms, evidence = quarantine_left(granted_by, last_ttl)
+  local left_ms, evidence = quarantine_left(granted_by, last_ttl, fence)
   if left_ms > 0 and granted_by ~= evidence then
     granted_by = evidence
     write_record(0)
@@ -287,9 +289,13 @@ if verb == 'acquire' then
     end
     if reason then return {REVOKED, reason} end
     local lease_end = get_time_ms() + ttl
-    if tonumber(call('ZSCORE', HOLDERS, token)) <= lease_end then
+    if tonumber(call('ZSCORE', HOLDERS, token)) < lease_end then
       call('ZADD', HOLDERS, string.format('%.0f', lease_end), token)
-      extend_keys(lease_end)
+    end
+    extend_keys(lease_end)  -- writes in any case, as in lock.lua
+    if tonumber(last_ttl) < tonumber(ttl) then  -- the record has the handover ttl
+      last_ttl = ttl
+      pcall(write_record)
     end
     hand_out_permits()  -- one call grants to MAX_PER_CALL waiters at most; their confirmations hand out the rest
     return {GRANTED, tonumber(held_fence)}
@@ -304,17 +310,19 @@ if verb == 'acquire' then
   local retry_scan, blocker = hand_out_permits()
   if math.max(retry, retry_scan) == 1 then return {RETRY} end
   if not is_holder(token) then
-    -- A reader with a lease of its own never waits. Otherwise a writer between the two would wait for the first lease,
-    -- and the reader for the writer.
-    local reads_beside_own =
-      wanted_kind == 'rwlock' and own_lease ~= '' and permits == 1 and blocker ~= '!' and is_holder(own_lease)
-    if reads_beside_own or permits <= limit - read_sum() and (not blocker or blocker == token) then
+    -- A reader with a lease of its own never stands in the queue: its own lease may be the one for which the queue
+    -- waits. In a quarantine such a reader waits, too, since only its client knows whether it held its own lease all the
+    -- time: the server may have lost the end of that lease, and a grant to another client after it.
+    local reads_beside_own = wanted_kind == 'rwlock' and own_lease ~= '' and permits == 1 and is_holder(own_lease)
+    local is_free = permits <= limit - read_sum() and (not blocker or blocker == token)
+    if is_free or reads_beside_own and blocker ~= '!' then
       grant(token, permits, ttl, channel)
       dequeue(token)
       return {GRANTED, fence}
     else
       local pttl, holder = find_next_end()
       if max_waiters == '0' then return {BUSY, holder or '', pttl, 0} end
+      if reads_beside_own then return {QUEUED, holder, pttl, 1} end  -- so the client asks again when that time is over
       local waiting = count_if_full(token, max_waiters)
       if waiting then return {CROWDED, waiting} end
       local is_head = enqueue(token, handover_ttl, subscribed, channel, ' ' .. permits)
@@ -384,6 +392,7 @@ elseif verb == 'renew' then
         end
         -- The margin makes this write rare, except for a lease that was extended.
         local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
+        if #KEYS == 3 then raise_recorded_ttl(RECORD, ttl) end  -- an extension comes alone
         if call('PTTL', RECORD) < min_record_ttl then call('PEXPIRE', RECORD, RECORD_TTL_MS + ttl) end
         states[#states + 1] = GRANTED
       end

@@ -10,7 +10,7 @@
 --   KEYS[3] queue    zset    token of a waiter -> number of the waiter's arrival
 --   KEYS[4] waiters  hash    token of a waiter ->
 --                          "<alive until, ms> <handover ttl, ms> <subscribed 0|1> <channel>[ <what the waiter wants>]"
---                          a waiter for a lock wants "<kind>[ @<stamp>]": see heartbeat()
+--                          the including script says what its waiters want
 --   KEYS[5] gone     zset    tombstones: token -> until when an acquire of the token takes nothing, ms
 --
 -- Every "until" is a time on the server's clock.
@@ -29,27 +29,47 @@ local function get_time_us()
 end
 
 -- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
--- evidence for that, as text. `recorded` is the identity or the evidence in a record, and `ttl` the ttl of the record's
--- last lease; nil if there is no record. A record names the identity of the server that granted last. If this server
--- has another identity, there was a restart or a failover in between, which may have lost the latest grants. Without a
--- record, the previous identity that the client names is the evidence.
+-- evidence for that, as text. `recorded` is the identity or the evidence in a record, `ttl` the ttl of the record's
+-- last lease, and `fence` the record's fence; nil if there is no record. A record names the identity of the server that
+-- granted last. If this server has another identity, there was a restart or a failover in between, which may have lost
+-- the latest grants. Without a record, the previous identity that the client names is the evidence. So is it for a
+-- record that was written before this server became the primary again: no fence is lower than the clock at its grant.
 --
--- The evidence consists of the lost identity, this identity and `since`, with a ">" between two of them. Scripts store
--- the evidence, so that a client which met this server later, and therefore knows only a later `since`, does not wait
--- longer.
-local function quarantine_left(recorded, ttl)
-  if IDENTITY == '-' or recorded == IDENTITY then return 0 end
-  local since, wait, previous, lossless = string.match(STAMP, '[ +](%d+) (%d+) (%S+) ?(.*)')
-  if not recorded or recorded == '-' then recorded = previous end
-  if recorded == '-' then return 0 end
-  local evidence, successor, known_since = string.match(recorded, '^([^>]*)>([^>]*)>(%d+)')
-  if successor == IDENTITY then since = math.min(since, known_since) end
+-- The evidence is "<lost identity>><this identity>><since>+<wait>". Scripts store the evidence, so that a client which
+-- met this server later, and therefore knows only a later `since`, does not wait longer; and that a client with a
+-- smaller `wait` than another one does not wait less. (An earlier version stores no `wait`.) A client that does not know
+-- that this server has returned knows only a `since` that is too early.
+local function quarantine_left(recorded, ttl, fence)
+  if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end
+  local since, wait, grace, previous, lossless = string.match(STAMP, '[ +*](%d+) (%d+) (%d+) (%S+) ?(.*)')
+  local evidence, successor, known_since, known_wait = string.match(recorded or '', '^([^>]*)>([^>]*)>(%d+)%+?(%d*)')
+  local is_older = HAS_RETURNED and fence and fence < since * 1000 and evidence ~= previous
+  if not recorded or recorded == '-' or is_older then
+    recorded, evidence, successor = previous, nil, nil
+  end
+  if recorded == '-' or recorded == IDENTITY then return 0 end
+  if successor == IDENTITY then
+    local is_known = evidence == previous or string.byte(evidence) ~= AT_SIGN
+    since = is_known and math.min(since, known_since) or known_since
+  end
+  wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)
   recorded = evidence or recorded
   for prefix, min_ttl in string.gmatch(lossless, '([^ /]+)/?(%d*)') do
     if string.sub(recorded, 1, #prefix) == prefix and (tonumber(min_ttl) or 0) <= tonumber(ttl or 0) then return 0 end
   end
-  local left_ms = math.max(0, math.ceil(since + math.max(wait, ttl or 0) - get_time_us() / 1000))
-  return left_ms, string.format('%s>%s>%.0f', recorded, IDENTITY, since)
+  local left_ms = math.max(0, math.ceil(since + wait + grace - get_time_us() / 1000))
+  return left_ms, string.format('%s>%s>%.0f+%.0f', recorded, IDENTITY, since, wait)
+end
+
+-- Makes a record say that a lease lasts `ttl` ms, if it says less. After a failover, a client whose max_ttl is smaller
+-- than this ttl waits as long as the record says.
+local function raise_recorded_ttl(its_record, ttl)
+  local stored = redis.pcall('GET', its_record)
+  local first_words, stored_ttl, last_words =
+    string.match(type(stored) == 'string' and stored or '', '^(1 %a+ %d+ %S+ )(%d+)( .*)')
+  if stored_ttl and tonumber(stored_ttl) < tonumber(ttl) then
+    redis.pcall('SET', its_record, first_words .. ttl .. last_words, 'KEEPTTL')
+  end
 end
 
 -- Returns the fence after `fence`, and by how many ms that fence is ahead of the server's clock. `recorded` is the
@@ -127,7 +147,7 @@ local scans_left = MAX_SCANNED  -- waiters that next_waiter() may still look at 
 -- script call looked at were dead, and the queue holds more.
 --
 -- The turn is the oldest live and reachable waiter's; if the first MAX_UNREACHABLE live waiters are unreachable, the
--- oldest live waiter's. An unreachable waiter keeps its place, since its client may connect again. Each step reads
+-- oldest live waiter's. The reply of this call reaches the waiter that sent the message, `token`. An unreachable waiter keeps its place, since its client may connect again. Each step reads
 -- eight times as many waiters as the step before, because where one waiter is dead, many may be.
 local function next_waiter(position)
   local now_ms, unreachable, unreachable_count, batch_size = nil, nil, 0, 1
@@ -143,7 +163,7 @@ local function next_waiter(position)
         dead[#dead + 1] = waiter
       else
         local candidate = {waiter, handover_ttl, channel, wants, position}
-        if is_reachable(subscribed, channel) then
+        if waiter == token or is_reachable(subscribed, channel) then
           reachable = candidate
           break
         end
@@ -162,24 +182,22 @@ end
 
 -- Wakes a waiter that has just been granted something. From now on the waiter counts as alive only as long as the grant
 -- lasts, unless another heartbeat arrives. The entry says that the waiter is not subscribed (0), so is_reachable() does
--- not ask for its channel. If the entry has a stamp, the push names `fence` and that stamp.
-local function announce_grant(waiter, handover_ttl, channel, wants, fence)
-  local space, stamp = wants ~= '' and ' ' or '', fence and string.match(wants, ' @%d+')
+-- not ask for its channel.
+local function announce_grant(waiter, handover_ttl, channel, wants)
+  local space = wants ~= '' and ' ' or ''
   call('HSET', WAITERS, waiter,
     string.format('%.0f %s 0 %s%s%s', get_time_us() / 1000 + handover_ttl, handover_ttl, channel, space, wants))
-  local message = 'granted ' .. waiter .. (stamp and string.format(' %.0f%s', fence, stamp) or '')
-  publish(channel, message)
+  publish(channel, 'granted ' .. waiter)
 end
 
 -- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and
 -- returns a pttl or MORE_DEAD_WAITERS, and whether the head of the queue must send its acquire again: because of a
 -- quarantine, which the head's client may be able to end by a proof, or because another version owns the record, which
--- acquire reports. `is_granted` says whether a token has been granted. The stamp is the time of the message by its
--- sender's clock; the script only gives it back, in the push of a grant.
+-- acquire reports. `is_granted` says whether a token has been granted.
 local function heartbeat(hand_out_free, is_granted)
-  local channel, subscribed, stamp, states = ARGV[2], ARGV[3], ARGV[4], {}
+  local channel, subscribed, states = ARGV[2], ARGV[3], {}
   local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
-  for i = 5, #ARGV, 2 do
+  for i = 4, #ARGV, 2 do
     local waiter, handover_ttl = ARGV[i], ARGV[i + 1]
     local is_queued = call('ZSCORE', QUEUE, waiter)
     local entry = is_queued and call('HGET', WAITERS, waiter)
@@ -188,7 +206,7 @@ local function heartbeat(hand_out_free, is_granted)
       is_queued = nil
     end
     if is_queued then
-      local wants = string.gsub(string.match(entry, '^%d+ %d+ %d %S+( .*)') or '', ' @%d+', ' @' .. stamp, 1)
+      local wants = string.match(entry, '^%d+ %d+ %d %S+( .*)') or ''
       call('HSET', WAITERS, waiter, alive_until .. ' ' .. handover_ttl .. ' ' .. subscribed .. ' ' .. channel .. wants)
     end
     states[#states + 1] = is_queued and QUEUED or NOT_FOUND
@@ -198,7 +216,7 @@ local function heartbeat(hand_out_free, is_granted)
   local pttl, head_must_ask = hand_out_free()
   local head = call('ZRANGE', QUEUE, 0, 0)[1] or ''
   for n = 1, #states do
-    local waiter = ARGV[3 + 2 * n]
+    local waiter = ARGV[2 + 2 * n]
     if is_granted(waiter) then
       states[n] = GRANTED
     elseif head_must_ask and waiter == head then

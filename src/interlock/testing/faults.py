@@ -185,7 +185,19 @@ class Held(NamedTuple):
             grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
 
     def _report_lost(self, why: str) -> None:
-        self._in_its_loop(lambda: self.core.renewal.lose(self.grant, why))
+        renewal = self.core.renewal
+        has_loop = hasattr(self.core.runtime, "loop")
+
+        def lose() -> None:
+            renewal.lose(self.grant, why)
+            if has_loop:  # the loop has to turn before its task makes the reports
+                renewal.reports.make_all()
+
+        self._in_its_loop(lose)
+        if not has_loop:
+            told = threading.Event()
+            renewal.reports.add(told.set)
+            told.wait(CALLBACK_TIMEOUT)
 
     def _ask_in_place_of_holder(self) -> tuple[RenewState, float]:
         """Send the renewal of this lease. Returns what the server says of it, and when the request was sent."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from interlock._connect.address import NO_PRIMARY
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
-from interlock._quarantine.primacy import TRUSTED_FOR, HostPort
-from interlock._transports.connections import OwedReply, PendingReplies
+from interlock._quarantine.primacy import TRUSTED_FOR
+from interlock._transports.connections import PendingReplies
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
 from interlock._transports.resp import PING, WAITING, Push, reader
 
@@ -48,7 +50,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.timeout = pool.address.timeout
         self.exclusive = False  # whether each checkout is for one caller alone
         self.stamp: IdentityStamp
-        self.host_port: HostPort = ("", 0)
+        self.named = NO_PRIMARY
         self.last_answered_sent = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
         self.wanted: dict[str, None] = {}  # the pool's channels
         self.subscribed: set[str] = set()  # the channels in effect
@@ -84,10 +86,9 @@ class AsyncioConnection(asyncio.Protocol):
         self,
         commands: Sequence[Command],
         until: float = FOREVER,  # noqa: ARG002 (see Connection)
-        owed: OwedReply | None = None,
     ) -> PendingReplies:
         """See Connection."""
-        pending = owed or PendingReplies(len(commands))
+        pending = PendingReplies(len(commands))
         self._send(b"".join(commands), pending, len(commands))
         return pending
 
@@ -112,15 +113,16 @@ class AsyncioConnection(asyncio.Protocol):
                 self._expecting.extend([reply] * number)
             self._sent_count += number
             if not self._outgoing:
-                self.loop.call_soon(self._flush)
+                self.loop.call_soon(self.flush)
             self._outgoing.append(packed)
             if len(self._outgoing) == WRITE_BATCH:
-                self._flush()
+                self.flush()
         except BaseException as error:
             self._fail_interrupted(error)
             raise
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """See Connection: write at once, and not when this turn of the loop ends."""
         try:
             if self._outgoing and self.broken is None:
                 self.transport.write(b"".join(self._outgoing))
@@ -191,12 +193,10 @@ class AsyncioConnection(asyncio.Protocol):
         if self.exclusive:
             self.pool.checkin(self)
 
-    def checkin_owing(self, owed: OwedReply) -> None:
-        """See Connection. The reply stays in the row."""
-
-    def owed(self, sent_before: float) -> list[OwedReply]:
-        """The replies that the server owes to commands sent before this time."""
-        return [each for each in self._expecting if isinstance(each, OwedReply) and each.sent_at < sent_before]
+    async def collect(self, pending: PendingReplies, until: float) -> None:
+        """See Connection. The reply arrives by itself."""
+        with contextlib.suppress(Disconnected):
+            await self.receive(pending, until)
 
     def discard(self, error: BaseException) -> None:  # noqa: ARG002 (see Connection)
         """See Connection. On a connection of many tasks, the reply stays in the row, and is dropped when it arrives."""

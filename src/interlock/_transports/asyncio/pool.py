@@ -7,6 +7,7 @@ import contextlib
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from interlock._connect.address import NO_PRIMARY
 from interlock._connect.refusals import connection_error
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, now
@@ -65,8 +66,6 @@ class AsyncioPool:
             return None
         return connection
 
-    take_to_owe = take
-
     async def checkout(self, until: float) -> AsyncioConnection:
         """See ConnectionPool. All callers get the same connection."""
         asked_at = now()
@@ -115,7 +114,7 @@ class AsyncioPool:
 
     async def _ask_others(self, connection: AsyncioConnection) -> None:
         asked_at = now()
-        is_same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.host_port, FOREVER))
+        is_same = await self.runtime.run_blocking(partial(self.primacy.is_confirmed, connection.named, FOREVER))
         if is_same and connection.broken is None:
             is_same = is_same_primary(await connection.exchange(REPLICATION), connection.stamp)
         if is_same:
@@ -157,15 +156,6 @@ class AsyncioPool:
                     each.on_complete = None
         return [i for i, each in enumerate(pending) if each.is_complete]
 
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See ConnectionPool. The connection reads by itself, so this waits, and gives up what is not there in time."""
-        connection = self._connection
-        if connection is not None and (owed := connection.owed(sent_before)):
-            await self.wait_any(owed, len(owed), until)
-            for each in owed:
-                if not each.is_complete:
-                    connection.time_out(each)
-
     # Opening
 
     async def _connect(self) -> AsyncioConnection:
@@ -185,14 +175,16 @@ class AsyncioPool:
             raise Disconnected("it is closed", sent=False)
         asked_at = now()
         if self.address.clustered and not await self.runtime.run_blocking(
-            partial(self.primacy.is_confirmed, ("", 0), FOREVER)
+            partial(self.primacy.is_confirmed, NO_PRIMARY, FOREVER)
         ):
             raise Disconnected(NOT_NAMED, sent=False)
         connection = await self._dial()
         try:
             commands = handshake_commands(self.address)
             replies = await connection.receive(connection.send(commands), FOREVER)
-            connection.stamp = complete_handshake(replies, self.address, self.history)
+            connection.stamp = complete_handshake(
+                replies, self.address, self.history, connection.named.epoch, self.runtime.mutex
+            )
             connection.trust(asked_at)
         except BaseException:
             connection.fail(Disconnected("refused", sent=False))
@@ -218,7 +210,7 @@ class AsyncioPool:
                 raise connection_error(error, self.address) from None
             raise
         connection = AsyncioConnection(self)
-        connection.host_port = getattr(redis_connection, "host", ""), getattr(redis_connection, "port", 0)
+        connection.named = redis_connection.named
         writer: Any = redis_connection._writer
         redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport

@@ -78,14 +78,16 @@ def end_wait(waiter: asyncio.Future[None]) -> None:
 class AsyncioRuntime:
     """See Runtime: tasks wait on the running loop, and background work runs in tasks."""
 
-    runs_beside_caller = False
-
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.now = now
         self.event = AutoResetEvent
         self.mutex = NullMutex()
         self._tasks: set[asyncio.Future[Any]] = set()
+
+    def holds_mutex(self) -> bool:
+        """See Runtime."""
+        return False
 
     async def sleep_until(self, until: float) -> None:
         """See Runtime."""
@@ -108,11 +110,14 @@ class AsyncioRuntime:
                     "interlock: the callback %r failed", callback, extra=getattr(subject, "_log_fields", None)
                 )
 
-        self.task(run_and_log(), "interlock-callback")
+        # Not by the loop's own factory: an eager task would call it here and now, before other losses are reported.
+        self._keep(asyncio.Task(run_and_log(), loop=self.loop, name="interlock-callback"))
 
     def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a background task, and keep a reference to the task until its end."""
-        task = self.loop.create_task(work, name=name)
+        return self._keep(self.loop.create_task(work, name=name))
+
+    def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._connect.refusals import connection_error
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
-from interlock._transports.connections import OwedReply, PendingReplies
+from interlock._transports.connections import PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
 from interlock._transports.resp import WAITING, reader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Sequence, Sized
 
-    from interlock._connect.address import Address
+    from interlock._connect.address import Address, NamedPrimary
     from interlock._quarantine.history import ServerHistory
     from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
     from interlock._transports.connections import Command
@@ -41,10 +41,11 @@ class Owner(Protocol):
     closed: bool
     waiting: deque[AutoResetEvent]
 
+    @property
+    def turns(self) -> Sized: ...
     def wake_one(self) -> None: ...
     def note_closed(self) -> None: ...
     def close_idle(self) -> None: ...
-    def note_owed(self, connection: BlockingConnection, owed: OwedReply) -> None: ...
     def drop_all(self) -> None: ...
 
 
@@ -59,9 +60,9 @@ class BlockingConnection:
         "_sock",
         "_unread",
         "fresh",
-        "host_port",
         "is_counted",
         "last_answered_sent",
+        "named",
         "pool",
         "stamp",
         "timeout",
@@ -91,15 +92,12 @@ class BlockingConnection:
         self.fresh = True
         self.is_counted = False  # whether it counts for `max_connections`
         self.last_answered_sent = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
-        self.host_port = getattr(self._redis_connection, "host", ""), getattr(self._redis_connection, "port", 0)
+        self.named: NamedPrimary = self._redis_connection.named
         try:
             commands = handshake_commands(address)
             self.write(b"".join(commands), until)
             replies = [self.read(until) for _ in commands]
-            with (
-                pool.runtime.mutex
-            ):  # two connections may meet a new server at once, and must agree who was there before
-                self.stamp = complete_handshake(replies, address, pool.history)
+            self.stamp = complete_handshake(replies, address, pool.history, self.named.epoch, pool.runtime.mutex)
         except BaseException:
             self.close()
             raise
@@ -109,19 +107,20 @@ class BlockingConnection:
     async def exchange(self, command: Command, until: float) -> object:
         """See Connection."""
         self.write(command, until)
-        if self._unread:
-            last = self._unread[-1]  # what an earlier reply makes this thread send is answered after this command
-            while not last.is_complete:
-                self._read_next(until)
+        while self._unread:
+            self._read_next(until)
         return self.read(until)
 
-    def send(self, commands: Sequence[Command], until: float, owed: OwedReply | None = None) -> PendingReplies:
+    def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
         """See Connection."""
-        pending = owed or PendingReplies(len(commands), self._sock.fileno())
+        pending = PendingReplies(len(commands), self._sock.fileno())
         self.write(b"".join(commands), until)
         if commands:
             self._unread.append(pending)
         return pending
+
+    def flush(self) -> None:
+        """See Connection. It has been written."""
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
         """See Connection. Reads the unread replies to earlier commands first."""
@@ -134,8 +133,6 @@ class BlockingConnection:
         first.set_result(self.read(until))
         if first.is_complete:
             self._unread.popleft()
-        if until != FOREVER and isinstance(first, OwedReply):  # a repetition of its command has its own time
-            self._set_timeout(until)
 
     def write(self, packed: bytes, until: float = FOREVER) -> None:
         """Send packed commands. Raises Disconnected."""
@@ -182,40 +179,33 @@ class BlockingConnection:
             return Disconnected(f"no answer within {self._limit:.3g} s", sent=True, timed_out=True)
         return Disconnected(str(error), sent=True, stale=not self.fresh)
 
-    def oldest_owed(self) -> float:
-        """When the oldest command was sent whose reply is owed; FOREVER if none is. In any thread."""
-        with contextlib.suppress(IndexError):  # the thread that uses the connection has just read it
-            first = self._unread[0]
-            if isinstance(first, OwedReply):
-                return first.sent_at
-        return FOREVER
-
-    def read_owed(self, until: float) -> None:
-        """Read all replies that are owed. Raises Disconnected."""
-        self._set_timeout(until)
-        while self._unread:
-            self._read_next(until)
-
     # The end
 
     def checkin(self) -> None:
         """See Connection."""
         self.fresh = False
         self._idle.append(self)
-        if self.pool.waiting:
+        if self.pool.waiting or self.pool.turns:
             self.pool.wake_one()
         if self.pool.closed:
             self.pool.close_idle()
 
-    def checkin_owing(self, owed: OwedReply) -> None:
-        """See Connection. Puts it at the other end: another thread uses one that owes nothing, if there is one."""
-        self.fresh = False
-        self.pool.note_owed(self, owed)
-        self._idle.appendleft(self)
-        if self.pool.waiting:
-            self.pool.wake_one()
-        if self.pool.closed:
-            self.pool.close_idle()
+    async def collect(self, pending: PendingReplies, until: float) -> None:
+        """See Connection."""
+        try:
+            self._idle.remove(self)
+        except ValueError:  # another thread uses the connection
+            return
+        try:
+            self._set_timeout(until)
+            await self.receive(pending, until)
+        except Disconnected as error:
+            self.discard(error)
+        except BaseException as error:
+            self.discard(error)
+            raise
+        else:
+            self.checkin()
 
     def discard(self, error: BaseException) -> None:
         """See Connection. Closes the connection, which may have unread replies."""
@@ -241,5 +231,4 @@ class BlockingConnection:
             if self.pool.idle is self._idle:  # else the process has forked since
                 self.pool.note_closed()
         while self._unread:
-            if isinstance(owed := self._unread.popleft(), OwedReply) and self.pool.idle is self._idle:
-                owed.set_exception(Disconnected("the connection was closed", sent=True))
+            self._unread.popleft().set_exception(Disconnected("the connection was closed", sent=True))

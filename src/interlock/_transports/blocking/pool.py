@@ -2,7 +2,9 @@
 
 At most `max_connections` of them are open. A thread that finds none idle, and may open no more, waits until another
 thread gives one back. The background threads of interlock open connections beyond that bound: a lease must be renewed
-although a thousand threads want connections. So does the subscription.
+although a thousand threads want connections. So does the subscription. If the server (`maxclients`) or this process
+(its open files) allows no more, a background thread gets the next connection that any thread gives back. That is handed
+over: the thread at work takes its connection again within microseconds, long before another thread wakes up.
 """
 
 from __future__ import annotations
@@ -10,12 +12,10 @@ from __future__ import annotations
 import contextlib
 import math
 import select
-import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from interlock._protocol.run import run
-from interlock._protocol.snapshot import snapshot
+from interlock._connect.address import NO_PRIMARY
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
@@ -34,10 +34,17 @@ if TYPE_CHECKING:
     from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.primacy import Primacy
     from interlock._transports.blocking.runtime import ThreadRuntime
-    from interlock._transports.connections import OwedReply, PendingReplies
+    from interlock._transports.connections import PendingReplies
 
-# seconds that a thread waits for a reply that is owed to it, while another thread uses the connection and reads it
-MAX_WAIT_FOR_OWED: Final = 0.05
+
+class Turn(AutoResetEvent):
+    """The wait of a background thread for the next connection that a thread gives back."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connection: BlockingConnection | None = None
 
 
 class BlockingPool:
@@ -64,9 +71,8 @@ class BlockingPool:
     def _start(self) -> None:
         self.idle: deque[BlockingConnection] = deque()  # the newest at the end
         self.waiting: deque[AutoResetEvent] = deque()  # of the threads that wait for an idle connection
+        self.turns: deque[Turn] = deque()  # of the background threads that could open no connection
         self._open_number = 0  # how many connections are open, in use or idle, without that of the subscription
-        # By thread: the connection that it gave back last with a reply owed, and that reply; see _take_again().
-        self._owing: dict[int, tuple[BlockingConnection, OwedReply]] = {}
         self._identity = ""  # of the server at the newest connection
         self._subscription = Subscription(self)
         self.subscribed = self._subscription.subscribed
@@ -80,61 +86,11 @@ class BlockingPool:
         """See ConnectionPool."""
         if self._can_fail_over:
             return None
-        if self._owing and (own := self._take_again()) is not None:
-            return own
         try:
             connection = self.idle.pop()
         except IndexError:
             return None
         return connection
-
-    take_to_owe = take
-
-    def _take_again(self) -> BlockingConnection | None:
-        """The connection that owes this thread a reply, so that the server runs the commands of a thread in order.
-
-        If another thread uses that connection, this thread waits until that one has read the reply.
-        """
-        connection, owed = self._owing.pop(threading.get_ident(), (None, None))
-        if connection is None or owed is None or owed.is_complete:
-            return None
-        try:
-            self.idle.remove(connection)
-        except ValueError:
-            self._wait_for_owed(owed)
-            return None
-        return connection
-
-    @staticmethod
-    def _wait_for_owed(owed: OwedReply) -> None:
-        """Wait until another thread has read this reply, but not for long."""
-        read = AutoResetEvent()
-        owed.on_complete = read.set
-        if not owed.is_complete:  # since this thread looked
-            run(read.wait(now() + MAX_WAIT_FOR_OWED))
-
-    def note_owed(self, connection: BlockingConnection, owed: OwedReply) -> None:
-        """Note that this connection owes a reply to the current thread."""
-        self._owing[threading.get_ident()] = connection, owed
-
-    async def read_owed(self, sent_before: float, until: float) -> None:
-        """See ConnectionPool."""
-        for connection in snapshot(self.idle):
-            if connection.oldest_owed() < sent_before:
-                with contextlib.suppress(ValueError, Disconnected):  # another thread uses the connection, or it broke
-                    self._read_owed_of(connection, until)
-        for thread, (_, owed) in list(self._owing.items()):
-            if owed.is_complete:  # the thread may have ended
-                self._owing.pop(thread, None)
-
-    def _read_owed_of(self, connection: BlockingConnection, until: float) -> None:
-        self.idle.remove(connection)
-        try:
-            connection.read_owed(until)
-        except BaseException as error:
-            connection.discard(error)
-            raise
-        connection.checkin()
 
     async def checkout(self, until: float) -> BlockingConnection:
         """See ConnectionPool."""
@@ -161,7 +117,7 @@ class BlockingPool:
         server is another one or does not answer, this method closes the connection.
         """
         try:
-            is_same = self.primacy.is_confirmed(connection.host_port, until)
+            is_same = self.primacy.is_confirmed(connection.named, until)
         except (Disconnected, LockError):  # no other server answered: the connection is as good as before
             connection.checkin()
             raise
@@ -188,11 +144,26 @@ class BlockingPool:
                 return self.idle.pop()
         try:
             connection = self.open(until)
-        except BaseException:
+        except BaseException as error:
             self.note_closed()
+            refused = isinstance(error, Disconnected | LockError) and self.runtime.is_background()
+            if refused and (given := await self._next_given(now() + (give_up_at - now()) / 2)) is not None:
+                return given
             raise
         connection.is_counted = True
         return connection
+
+    async def _next_given(self, until: float) -> BlockingConnection | None:
+        """The next connection that a thread gives back; None if there is none until then."""
+        if not self._open_number:
+            return None
+        turn = Turn()
+        self.turns.append(turn)
+        self.wake_one()  # one may have become idle since this thread looked
+        await turn.wait(until)
+        with self.runtime.mutex, contextlib.suppress(ValueError):
+            self.turns.remove(turn)  # from here on nobody hands it a connection
+        return turn.connection
 
     async def _wait_for_idle(self, until: float) -> None:
         """Wait until a connection is idle, or may be opened. Raises Disconnected."""
@@ -227,6 +198,12 @@ class BlockingPool:
 
     def wake_one(self) -> None:
         """Wake a thread that waits for a connection, if an idle one is there or a new one may be opened."""
+        if self.turns:
+            with self.runtime.mutex, contextlib.suppress(IndexError):  # another thread was faster
+                if self.turns:
+                    self.turns[0].connection = self.idle.pop()
+                    self.turns.popleft().set()
+                    return
         if self.waiting and (self.idle or self._open_number < self.max_connections):
             with contextlib.suppress(IndexError):
                 self.waiting.popleft().set()
@@ -234,7 +211,7 @@ class BlockingPool:
     def open(self, until: float) -> BlockingConnection:
         """A new connection, whatever their number. Raises Disconnected or LockError."""
         asked_at = now()
-        if self.address.clustered and not self.primacy.is_confirmed(("", 0), until):
+        if self.address.clustered and not self.primacy.is_confirmed(NO_PRIMARY, until):
             raise Disconnected(NOT_NAMED, sent=False)
         connection = BlockingConnection(self, until)
         connection.last_answered_sent = asked_at

@@ -72,8 +72,6 @@ class AutoResetEvent:
 class ThreadRuntime:
     """See Runtime: threads wait for raw locks, and background work runs in daemon threads."""
 
-    runs_beside_caller = True
-
     def __init__(self) -> None:
         self.now = now
         self.event = AutoResetEvent
@@ -83,6 +81,10 @@ class ThreadRuntime:
         """See Runtime. The threads of the parent do not exist here."""
         self.mutex = Mutex()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
+
+    def holds_mutex(self) -> bool:
+        """See Runtime."""
+        return self.mutex._is_owned()  # type: ignore[attr-defined,no-any-return]
 
     async def sleep_until(self, until: float) -> None:
         """See Runtime."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from interlock._connect.server_check import OLDEST_VERSION, parse_version
+from interlock._protocol.timing import MAX_TTL
 from interlock._quarantine.identity import NO_REPLID
 from interlock.primitives.deadlocks import WAY_OUT, find
 
@@ -23,7 +24,6 @@ __all__ = ["Finding", "Level", "by_level", "findings", "of_callers"]
 
 MAX_LATENCY: Final = 0.05  # seconds
 MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
-YOUNG: Final = 60.0  # seconds: a quarantine of max_ttl may be on
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -50,7 +50,7 @@ class Finding:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-def findings(facts: Facts, *, max_ttl: float = YOUNG) -> list[Finding]:
+def findings(facts: Facts, *, max_ttl: float = MAX_TTL) -> list[Finding]:
     """All findings, the worst first."""
     found = list[Finding]()
     for server in facts.servers:

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from interlock._protocol.names import duration
+from interlock._protocol.timing import MAX_TTL
 from interlock.cli.options import AsJson, Prefix, Urls, connect, require_url
 from interlock.cli.output import console, print_json, quiet, safe
 
@@ -34,7 +35,7 @@ def doctor(
     *,
     url: Urls = None,
     prefix: Prefix = "lock:",
-    max_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="The max_ttl of your Interlock.")] = 60.0,
+    max_ttl: Annotated[float, typer.Option(metavar="SECONDS", help="The max_ttl of your Interlock.")] = MAX_TTL,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 1 for warnings, too.")] = False,
     as_json: AsJson = False,
 ) -> int:
