@@ -91,6 +91,15 @@ class Given:
         return 30.0
 
 
+@pytest.fixture
+def given():
+    """Such a lease. It is lost at the end of the test: so the runner's thread that waits for that ends, too."""
+    lease = Given()
+    yield lease
+    lease.lost.set()
+    until(lambda: all(thread.name != "interlock-run-loss" for thread in threading.enumerate()))
+
+
 def ended(process, within: float = 60.0):
     """Its exit status, and what it wrote."""
     written, errors = process.communicate(timeout=within)
@@ -440,8 +449,7 @@ def test_the_lock_stays_held_until_the_command_has_ended_though_nobody_takes_the
     assert ended(process)[0] == 76
 
 
-def test_an_error_of_the_runner_ends_the_command_before_the_caller_releases(monkeypatch, tmp_path):
-    lease = Given()
+def test_an_error_of_the_runner_ends_the_command_before_the_caller_releases(monkeypatch, tmp_path, given):
     with Runner(
         ["sh", "-c", f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; {STUBBORN}"], ["a"], 0.5
     ) as it:
@@ -452,15 +460,15 @@ def test_an_error_of_the_runner_ends_the_command_before_the_caller_releases(monk
 
         monkeypatch.setattr(it, "_follow", fail)
         with pytest.raises(ValueError, match="any error"):
-            it.run(lease, 30.0)
+            it.run(given, 30.0)
         assert not lives(int((tmp_path / "pid").read_text()))
 
 
-def test_no_signal_ends_a_supervisor_that_is_just_starting():
+def test_no_signal_ends_a_supervisor_that_is_just_starting(given):
     with Runner(["sh", "-c", "exit 3"], ["a"], 0.5) as it:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
             os.kill(it.supervisor.pid, number)
-        assert it.run(Given(), 30.0) == 3
+        assert it.run(given, 30.0) == 3
 
 
 # Many names, long arguments
