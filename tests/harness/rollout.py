@@ -15,6 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from harness.modes import wait_until
 from harness.processes import PROGRAMS
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def read_log(path: Path) -> Outcome:
             found.crashes[line["side"]] += event == "crash"
         elif event == "pause":
             found.pauses += 1
+        elif event == "ready":
+            pass
         elif event == "overlap":
             overlaps.append(line)
         elif event in {"late", "not stored"}:
@@ -99,6 +102,7 @@ class Fleet:
     def __init__(self, library: str, kinds: list[Kind], url: str, folder: Path, path: list[Path]) -> None:
         self._command = [sys.executable, str(PROGRAMS / "rollout_client.py"), library]
         self._arguments = [url, str(folder)]
+        self._log = folder / "log"
         self._environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), *map(str, path)])
         }
@@ -117,8 +121,10 @@ class Fleet:
     def run(self, seconds: float, chance: random.Random, *, every: float, stop_for: float) -> None:
         """Let the processes work. At random moments kill one of them, or stop one for `stop_for` seconds.
 
-        Another process of its kind takes the place of each that died.
+        Another process of its kind takes the place of each that died. The time begins once all processes are at work:
+        on a busy machine the import of the libraries takes seconds.
         """
+        wait_until(lambda: {process.pid for _, process in self.running} <= self._ready(), 60.0)
         end = time.monotonic() + seconds
         harm_at, stopped = time.monotonic() + every, {}
         while (now := time.monotonic()) < end:
@@ -143,6 +149,11 @@ class Fleet:
             time.sleep(0.02)
         for process in stopped:
             process.send_signal(signal.SIGCONT)
+
+    def _ready(self) -> set[int]:
+        """The processes that have begun to work."""
+        lines = map(json.loads, self._log.read_text().splitlines() if self._log.exists() else ())
+        return {line["pid"] for line in lines if line["event"] == "ready"}
 
     def deploy(self, i: int, kind: Kind, within: float) -> int:
         """Let process `i` finish what it does, and start one of this kind in its place; the status of the first."""

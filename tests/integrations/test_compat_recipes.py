@@ -291,6 +291,7 @@ def test_a_lock_of_get_lock_is_neither_renewed_nor_warned_of_nor_reported_lost(c
         lease = made.lock("real", ttl=0.4, renew=False, on_lost=told.append).acquire(0)
         until(lambda lease=lease: lease in told)
     assert not client.exists("stock", "go", "lock:api")
+    until(lambda: len(caplog.records) >= len(for_threads.made))  # the log comes after `on_lost`
     assert [record.levelname for record in caplog.records] == ["WARNING"] * len(for_threads.made)
     assert all("'real'" in record.getMessage() for record in caplog.records)
 

@@ -248,6 +248,7 @@ def wait_for_end() -> None:
 
 
 threading.Thread(target=wait_for_end, daemon=True).start()
+write("ready")
 if MODE == "threads":
     threads = [threading.Thread(target=run_in_thread) for _ in range(CALLERS)]
     for thread in threads:
