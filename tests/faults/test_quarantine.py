@@ -371,6 +371,14 @@ def test_an_uptime_that_is_a_second_too_long_shortens_no_quarantine():
 
 
 @rule(10)
+def test_an_uptime_that_is_a_second_too_long_hides_no_young_process():
+    """The process may have run for 59 s only, and what its snapshot lacks may last for another second."""
+    where = address_of("redis://127.0.0.1", for_asyncio=False)
+    facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=60, now_ms=100_000, replicas=0, loaded=True)
+    assert ServerHistory(60.0).identify(facts, where).in_quarantine
+
+
+@rule(10)
 def test_a_part_of_a_millisecond_shortens_no_quarantine():
     """A promoted server whose identity the client read at 7 ms and 1 µs may have begun to grant at that moment."""
     info = b"run_id:%s\r\nmaster_replid:%s\r\nmaster_replid2:%s" % (b"a" * 40, b"b" * 40, b"c" * 40)

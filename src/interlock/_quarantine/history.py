@@ -121,7 +121,7 @@ class ServerHistory:
         if self.latest.in_quarantine:
             stamp.predecessor = self.latest.identity
         stamp.render()
-        if facts.loaded and facts.uptime < (stamp.quarantine_seconds or 0):
+        if facts.loaded and facts.least_age < (stamp.quarantine_seconds or 0):
             stamp.mark_untrusted()
         if stamp.in_quarantine:
             self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)

@@ -38,6 +38,11 @@ class Facts(NamedTuple):
         return identity_of({"run_id": self.run_id, "master_replid": self.replid})
 
     @property
+    def least_age(self) -> float:
+        """The seconds for which the process has certainly run."""
+        return max(0.0, self.uptime - 1)
+
+    @property
     def promoted(self) -> bool:
         """Whether the process was a replica once."""
         return self.replid2 not in ("", NO_REPLID)

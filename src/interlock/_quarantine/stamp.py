@@ -59,7 +59,7 @@ class IdentityStamp:
         self._texts: dict[int, str] = {}
         self.since_ms = 0  # by the server's clock: this identity began no later
         if facts is not None:
-            self.since_ms = facts.now_ms - (0 if facts.promoted else int(max(0, facts.uptime - 1) * 1000))
+            self.since_ms = facts.now_ms - (0 if facts.promoted else int(facts.least_age * 1000))
             if not facts.promoted:
                 self.lossless_from.append(facts.run_id[:IDENTITY_LENGTH] + ":")
         self.text = ""
