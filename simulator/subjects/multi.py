@@ -63,10 +63,12 @@ class LockingSeveral(NamedTuple):
     @staticmethod
     def _check_none_held(worker: Worker) -> None:
         """Check rule 12: after a failed acquire, `ensure()` passes for none of the locks."""
-        known = worker.run.monitor.attempts.known
+        attempts, process = worker.run.monitor.attempts, worker.client.process
         for grant in worker.session.renewal.held():
-            attempt = known[grant.token.encode()]
-            if attempt.task is worker.task and attempt.ended and grant.reason_ended(worker.now()) is None:
+            attempt = attempts.known[grant.token.encode()]
+            # A lease that passes on keeps its first caller's token.
+            left = attempt.task is worker.task and attempt.ended and not attempts.is_in_cohort(grant.token, process)
+            if left and grant.reason_ended(worker.now()) is None:
                 worker.violated(12, f"ensure() passes for {grant.token}, though the multi was not acquired")
 
 
