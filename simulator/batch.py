@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .profiles import profile_of
+from .profiles import ALL, profile_of
 from .simulation import Report, simulate
 from .subjects import subject_of
 
@@ -35,7 +35,7 @@ LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 class Kind(NamedTuple):
     """The kind of the runs: the choices that the seed does not make."""
 
-    world: str = "one"
+    world: str | None = None
     profile: str | None = None
     subject: str | None = None
 
@@ -114,8 +114,9 @@ def run_share(first: int, seeds: int, kind: Kind) -> Tally:
             tally.add(simulate(seed, profile, subject=subject, world=world))
         except Exception:  # noqa: BLE001 (an error of the simulator itself is reported like any failure)
             tally.runs += 1
-            about = profile or profile_of(seed, world).name, subject or subject_of(seed, world)
-            tally.failed(Failure(seed, *about, [traceback.format_exc().strip()]))
+            chosen = ALL[profile] if profile else profile_of(seed, world or "one")
+            kind_of_lock = subject or subject_of(seed, world or chosen.world)
+            tally.failed(Failure(seed, chosen.name, kind_of_lock, [traceback.format_exc().strip()]))
     return tally
 
 

@@ -14,7 +14,7 @@ from . import batch
 from .profiles import ALL, BY_NAME, CROWDS, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
-from .subjects import SUBJECTS, subject_of
+from .subjects import SUBJECTS, subject_of, subjects_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +118,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--shrink", action="store_true", help="find the smallest part of the run that breaks the same rule"
     )
     parser.add_argument(
-        "--world", metavar="NAME", default="one", help="the kind of servers: one, servers, quorum (default: one)"
+        "--world",
+        metavar="NAME",
+        help="the kind of servers: one, servers, quorum (default: that of the profile, or one)",
     )
     parser.add_argument("--subject", metavar="NAME", help="the synchronizer to use (default: by seed)")
     parser.add_argument("--profile", metavar="NAME", help="the mixture of faults (default: by seed)")
@@ -126,10 +128,15 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     if chosen.profile is not None and chosen.profile not in ALL:
         known = ", ".join(repr(name) if " " in name else name for name in ALL)
         parser.error(f"there is no profile {chosen.profile!r}; there are {known}")
-    if chosen.world not in WORLDS:
+    if chosen.world not in {None, *WORLDS}:
         parser.error(f"there is no world {chosen.world!r}; there are {', '.join(WORLDS)}")
     if chosen.subject is not None and chosen.subject not in SUBJECTS:
         parser.error(f"there is no subject {chosen.subject!r}; there are {', '.join(SUBJECTS)}")
+    world = ALL[chosen.profile].world if chosen.profile else chosen.world or "one"
+    subjects = [chosen.subject] if chosen.subject else subjects_of(chosen.world or world)
+    for each in sorted({*subjects} - {*subjects_of(world)}):
+        known = ", ".join(subjects_of(world))
+        parser.error(f"no check can judge a {each} under {chosen.profile or world!r}; checks can judge {known}")
     single, several = ("trace", "match", "shrink"), ("seeds", "first", "jobs", "json")
     for name in several if chosen.seed is not None else single:
         if getattr(chosen, name) not in {None, False}:
@@ -213,8 +220,8 @@ def _print_failures(tally: batch.Tally) -> None:
     for failure in tally.failures:
         seed, profile, subject, _ = failure
         again = f"scripts/simulate --seed {seed}"
-        again += "" if subject == subject_of(seed) else f" --subject {subject}"
-        again += "" if profile == profile_of(seed).name else f' --profile "{profile}"'
+        if (subject, profile) != (subject_of(seed), profile_of(seed).name):
+            again += f' --subject {subject} --profile "{profile}"'
         print_lines(f"seed {seed} ({subject}, {profile}):", *(f"  {text}" for text in failure.texts))
         print_lines(f"  every event: {again} --trace", f"  only what the failure needs: {again} --shrink")
 

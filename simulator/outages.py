@@ -31,6 +31,7 @@ KINDS: Final = (
     "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
     "primary paused", "first replica",
 )  # fmt: skip
+LOSSY: Final = {*KINDS} - {"restart", "first replica"}
 
 
 class Outages:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .network import LATEST, NO_FAULTS, Weather
-from .outages import ISOLATION_GRACE, KINDS, MAX_PAUSE, OUTAGE_TIME
+from .outages import ISOLATION_GRACE, KINDS, LOSSY, MAX_PAUSE, OUTAGE_TIME
 from .sim_pool import IO_TIMEOUT
 
 
@@ -32,6 +32,16 @@ class Profile:
     def changes_primary(self) -> bool:
         """Whether another process may become the primary."""
         return not self.rates.keys().isdisjoint(KINDS)
+
+    @property
+    def loses_leases(self) -> bool:
+        """Whether a server that takes over may lack the last writes."""
+        return not self.rates.keys().isdisjoint(LOSSY)
+
+    @property
+    def world(self) -> str:
+        """The world whose subjects suit these faults."""
+        return "quorum" if len(self.servers) > 1 else "servers" if self.loses_leases else "one"
 
     @property
     def promotes(self) -> bool:

@@ -74,7 +74,7 @@ def shrink(
     profile: str | None = None,
     *,
     subject: str | None = None,
-    world: str = "one",
+    world: str | None = None,
     rule: int | None = None,
     lua: Callable[[str], str] = str,
     tries: int = TRIES,

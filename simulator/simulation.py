@@ -18,7 +18,7 @@ from .chance import CoreChance
 from .loop import asyncio_of
 from .profiles import ALL, profile_of
 from .scenario import Run
-from .subjects import SUBJECTS, subject_of
+from .subjects import SUBJECTS, subject_of, subjects_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -68,18 +68,20 @@ def simulate(
     profile: str | None = None,
     *,
     subject: str | None = None,
-    world: str = "one",
+    world: str | None = None,
     lua: Callable[[str], str] = str,
     plan: Plan | None = None,
 ) -> Report:
     """Run one simulation.
 
-    The seed chooses the profile and the subject among those of the `world`, unless the caller gives these. `lua` may
-    change the text of each script before it is sent, to plant a bug. With a plan, the run of this seed is repeated with
-    only those sections and faults that the plan names.
+    The seed chooses the profile and the subject among those of the `world`, unless the caller gives these. The default
+    is the world of the profile, or "one". `lua` may change the text of each script before it is sent, to plant a bug.
+    With a plan, the run of this seed is repeated with only those sections and faults that the plan names.
     """
-    chosen = ALL[profile] if profile else profile_of(seed, world)
-    kind = subject or subject_of(seed, world)
+    chosen = ALL[profile] if profile else profile_of(seed, world or "one")
+    kind = subject or subject_of(seed, world or chosen.world)
+    if kind not in subjects_of(chosen.world):
+        raise ValueError(f"no check can judge a {kind} under {chosen.name!r}")
     with _isolated() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
         stack.enter_context(_log_watched(run.trace))

@@ -10,7 +10,7 @@ To add a subject, write a subclass of `Subject` with a subclass of `ResourceMode
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from simulator.profiles import PROFILES, WORLDS
 
@@ -25,7 +25,10 @@ from .rwlock import RWLockSubject
 from .semaphore import SemaphoreSubject
 from .subject import Reading, ResourceModel, Share, Subject, Turn
 
-__all__ = ["SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "subject_of"]
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "subject_of", "subjects_of"]
 
 SUBJECTS: Final[dict[str, type[Subject]]] = {
     subject.kind: subject
@@ -62,3 +65,8 @@ def subject_of(seed: int, world: str = "one") -> str:
         return _SUBJECTS_OF_WORLD[world][seed // len(WORLDS[world]) % len(_SUBJECTS_OF_WORLD[world])]
     fives, position = divmod(seed // len(PROFILES), 5)
     return "lock" if position % 2 else _TURNS_BESIDE_LOCK[(3 * fives + position // 2) % len(_TURNS_BESIDE_LOCK)]
+
+
+def subjects_of(world: str) -> Collection[str]:
+    """Return the subjects whose runs the checks can judge in this world."""
+    return _SUBJECTS_OF_WORLD.get(world, SUBJECTS)

@@ -828,6 +828,8 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
         (["--jobs", "0"], "at least 1"),
         (["--profile", "mild"], "lossy cancel"),
         (["--subject", "mutex"], "semaphore"),
+        (["--subject", "latch", "--profile", "failover"], "lock, rlock"),
+        (["--seed", "9", "--world", "one", "--profile", "failover"], "no check can judge a barrier"),
         (["--shrink"], "--shrink needs --seed"),
         (["--seed", "1", "--seeds", "2"], "--seeds can't be used with --seed"),
     ],
