@@ -5,7 +5,9 @@ scripts/histories runs the long ones.
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +20,10 @@ import pytest
 from harness.matrix import required
 from harness.processes import lives
 from harness.servers import Missing
-from model.histories import cli, faults
+from model.histories import cli, faults, history
 from model.histories.checker import History, check
 from model.histories.history import play
+from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
 from model.histories.settings import ALL, KINDS, MODES, TOPOLOGIES, Settings, draw
 
@@ -210,6 +213,29 @@ def test_a_call_that_takes_too_long_is_seen():
 
 
 @pytest.mark.rule(3)
+def test_what_a_process_was_late_counts_once():
+    late = controller("paused", 2.0, who="p0t", until=6.0)
+    machine = controller("paused", 4.0, who="*", until=8.0)
+    assert broken(hold("x", 9.0, asked=1.0, timeout=2.0), late) == []
+    assert History.of([late, machine]).paused("p0t", 1.0, 9.0) == 6.0
+    assert History.of([late, machine]).paused("p1t", 1.0, 5.0) == 1.0
+
+
+def test_the_kernel_says_how_long_a_process_waited_for_a_processor():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (os.cpu_count() or 1))]
+    lateness, late, end = Lateness(), 0.0, time.monotonic() + 30
+    try:
+        while late < 0.05 and time.monotonic() < end:
+            late += sum(lateness.grown(each.pid) for each in busy)
+            time.sleep(0.02)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert late >= 0.05
+    assert Lateness().grown(os.getpid()) == 0.0, "the first look at a process has nothing to compare with"
+
+
 def test_who_never_ends_is_seen_unless_it_was_killed():
     assert broken(section("s", ended=None)) == ["hang"]
     assert broken(section("s", ended=None), controller("killed", who="p0a")) == []
@@ -323,6 +349,31 @@ def test_the_checker_reports_a_broken_client(plant, tmp_path):
             assert all(violation.lines for violation in found)
             return
     pytest.fail("the checker found nothing")
+
+
+def test_the_workers_test_the_copy_that_the_controller_has_imported(tmp_path):
+    copy = tmp_path / "planted"
+    shutil.copytree(history.IMPORTED, copy / "interlock", ignore=shutil.ignore_patterns("__pycache__"))
+    options = ["--topology", "single", "--histories", "1", "--processes", "2", "--faults", "none", "--seconds", "0.5"]
+    sums = tmp_path / "sums.json"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (copy, TESTS)))}
+    command = [sys.executable, "-m", "model.histories", *options, "--report", tmp_path / "report", "--json", sums]
+    ended = subprocess.run(
+        [*map(str, command)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr + ended.stdout
+    started = [line["imported"] for line in read_all(tmp_path / "report") if line["e"] == "start"]
+    assert started == [str(copy / "interlock")] * 2
+    summed = json.loads(sums.read_text())
+    assert summed["histories"] == 1
+    assert summed["sections"] > 0
+    assert f"histories 1, spoiled 0, sections {summed['sections']}, " in ended.stdout
+
+
+def test_a_worker_that_imports_another_copy_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(history, "IMPORTED", tmp_path / "interlock")
+    assert cli.main(["--topology", "single", "--histories", "1", "--processes", "1", "--report", str(tmp_path)]) == 4
+    assert f"and this process has imported {tmp_path / 'interlock'}" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_everything_and_sums_up(tmp_path):

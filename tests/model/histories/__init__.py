@@ -13,6 +13,7 @@ at what is left in the servers. The *checker* is a set of pure functions over th
     worker.py    the program of a worker process
     rigs.py      the servers: single, sentinel, cluster, quorum
     faults.py    the faults, each a function with a name
+    late.py      how long processes waited for a processor
     history.py   the controller: one history from the start of the servers to the verdict
     cli.py       scripts/histories
     plants.py    broken clients: the tests plant one, and the checker must report it

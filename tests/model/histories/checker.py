@@ -162,8 +162,17 @@ class History:
 
     def paused(self, process: str, since: float, until: float) -> float:
         """Seconds between these times for which the process, or the machine, stood still."""
-        pauses = (*self.pauses.get(process, ()), *self.pauses.get(MACHINE, ()))
-        return sum(max(0.0, min(until, b) - max(since, a)) for a, b in pauses)
+        within = [
+            (max(since, a), min(until, b))
+            for who in (process, MACHINE)
+            for a, b in self.pauses.get(who, ())
+            if a < until and b > since
+        ]
+        total, reached = 0.0, since
+        for a, b in sorted(within):  # they overlap: what several say counts once
+            total += max(0.0, b - max(a, reached))
+            reached = max(reached, b)
+        return total
 
     def believed(self, hold: Hold) -> tuple[float, float] | None:
         """From when to when the hold was believed for certain; not from when somebody took it away by force."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import shutil
 import signal
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,12 @@ from harness.servers import KINDS as SERVERS
 from harness.servers import Missing
 from interlock.errors import Unavailable
 from model.histories import faults
-from model.histories.history import Verdict, play
+from model.histories.history import OtherCopy, Verdict, play
 from model.histories.lines import clock, shown
 from model.histories.settings import KINDS, MODES, STYLES, TOPOLOGIES, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 MOST_LINES = 60  # of a violation
 
@@ -36,6 +37,7 @@ EXAMPLES = f"""\
 examples:
   scripts/histories                                            4 histories on each topology, 15 s of faults each
   scripts/histories --topology sentinel --histories 50         one topology for longer
+  scripts/histories --minutes 30 --json summary.json           as many as fit into half an hour; the sums for a program
   scripts/histories --topology single --seed 7 --histories 1   what seed 7 chooses (real timing differs from run to run)
   scripts/histories --faults kill,stop,partition --kinds lock  some faults and kinds only; --faults none for none
   scripts/histories --report /tmp/histories                    keep the lines of every process, also when all is well
@@ -45,7 +47,8 @@ styles   {", ".join(STYLES)}   (crossed: entered in one thread or task, left in 
 faults   {", ".join(faults.NAMES)}
 
 Exit status: 0 all is well; 1 a promise was broken (what, the seed, and the lines that show it are printed, and all
-lines are kept); 2 wrong usage; 3 the servers of every history failed to get well. docs/histories.md tells more.
+lines are kept); 2 wrong usage; 3 the servers of every history failed to get well; 4 a worker imported another copy of
+interlock. docs/histories.md tells more.
 """
 
 
@@ -68,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--topology", choices=[*TOPOLOGIES, "all"], default="all")
     made.add_argument("--histories", type=int, default=4, help="of each topology (4)")
+    made.add_argument("--minutes", type=float, help="as many histories as begin in this time, the topologies in turn")
     made.add_argument("--seconds", type=float, default=15.0, help="for which faults strike in each history (15)")
     made.add_argument("--seed", type=int, default=None, help="of the first history; the others follow (the time)")
     made.add_argument(
@@ -83,6 +87,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--tls", action=argparse.BooleanOptionalAction, default=None, help="always, or never (the seed decides)"
     )
+    made.add_argument("--json", type=Path, help="a file for the sums, as JSON")
     made.add_argument("--report", type=Path, default=None, help="a directory for the lines of all histories")
     return made
 
@@ -97,30 +102,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("interlock").addHandler(logging.NullHandler())  # the controller's client warns of our own faults
     for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which ignores the first
         signal.signal(number, signal.default_int_handler)
+    began = time.monotonic()
     try:
-        for topology in topologies:
-            for seed in range(first, first + said.histories):
-                settings = Settings(
-                    topology=topology, seed=seed, seconds=said.seconds, faults=said.faults, kinds=said.kinds,
-                    styles=said.styles, modes=MODES if said.mode == "both" else (said.mode,), tls=said.tls,
-                    processes=said.processes, workers=said.workers, pace=said.pace, server=said.server,
-                )  # fmt: skip
-                if settings.used_kinds:
-                    _one(settings, home / f"{topology}-{seed}", verdicts, keep=said.report is not None)
+        for topology, seed in _turns(topologies, first, said.histories, said.minutes):
+            settings = Settings(
+                topology=topology, seed=seed, seconds=said.seconds, faults=said.faults, kinds=said.kinds,
+                styles=said.styles, modes=MODES if said.mode == "both" else (said.mode,), tls=said.tls,
+                processes=said.processes, workers=said.workers, pace=said.pace, server=said.server,
+            )  # fmt: skip
+            if settings.used_kinds:
+                _one(settings, home / f"{topology}-{seed}", verdicts, keep=said.report is not None)
     except KeyboardInterrupt:
         print("\nstopped; so far:")
     except Missing as missing:
         print(f"\nthis machine has no such server: {missing}", file=sys.stderr)
         return 2
+    except OtherCopy as other:
+        print(f"\n{other}", file=sys.stderr)
+        return 4
     summary(verdicts)
+    sums = sum_up(verdicts, time.monotonic() - began)
+    if said.json is not None:
+        said.json.write_text(json.dumps(sums, indent=2) + "\n")
     broken = [verdict for verdict in verdicts if verdict.violations]
     for verdict in broken:
         explain(verdict, home / f"{verdict.settings.topology}-{verdict.settings.seed}")
+    print("\n" + ", ".join(f"{name} {number}" for name, number in sums.items() if not isinstance(number, dict)))
     if said.report is None and not broken:
         shutil.rmtree(home, ignore_errors=True)
     if broken:
         return 1
     return 3 if verdicts and all(verdict.spoiled for verdict in verdicts) else 0
+
+
+def _turns(topologies: Sequence[str], first: int, histories: int, minutes: float | None) -> Iterator[tuple[str, int]]:
+    """Which histories there are: topology and seed."""
+    if minutes is None:
+        yield from product(topologies, range(first, first + histories))
+        return
+    end = time.monotonic() + 60 * minutes
+    for seed in count(first):
+        for topology in topologies:
+            if time.monotonic() >= end:
+                return
+            yield topology, seed
 
 
 def _one(settings: Settings, directory: Path, verdicts: list[Verdict], *, keep: bool) -> None:
@@ -150,6 +175,24 @@ def _one(settings: Settings, directory: Path, verdicts: list[Verdict], *, keep: 
     )  # fmt: skip
     if not verdict.violations and not keep:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def sum_up(verdicts: list[Verdict], seconds: float) -> dict[str, object]:
+    """The sums of all histories: what --json writes."""
+    counts = sum((verdict.counts for verdict in verdicts), Counter[str]())
+    broken = Counter(violation.check for verdict in verdicts for violation in verdict.violations)
+    return {
+        "histories": len(verdicts),
+        "spoiled": sum(bool(verdict.spoiled) for verdict in verdicts),
+        "sections": counts["granted"],
+        "sections a second": round(counts["granted"] / max(1.0, sum(each.settings.seconds for each in verdicts)), 1),
+        "ensure() passed": counts["ensure() passed"],
+        "faults": sum(number for name, number in counts.items() if name.startswith("fault: ")),
+        "losses told": counts["losses told"],
+        "seconds": round(seconds, 1),
+        "violations": broken.total(),
+        "violations by check": dict(broken),
+    }
 
 
 def summary(verdicts: list[Verdict]) -> None:

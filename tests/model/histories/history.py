@@ -20,6 +20,7 @@ from interlock._protocol.names import tagged
 from interlock.errors import LockError
 from model.histories import faults
 from model.histories.checker import MACHINE, History, Violation, check, tally
+from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
 from model.histories.rigs import RIGS
 from model.histories.settings import LIMIT, Settings
@@ -30,15 +31,22 @@ if TYPE_CHECKING:
     from random import Random
 
 TESTS: Final = Path(__file__).parents[2]  # where the package `model` is
+IMPORTED: Final = Path(interlock.__file__).parent  # the copy of interlock that workers must test
 AT_ONCE: Final = 3  # faults
 CALM: Final = 0.5  # seconds in which workers go on after everything is healed
 TICK: Final = 0.05  # seconds between two looks at whether the machine is busy
-LATE: Final = 0.2  # seconds by which such a look is late if it is
+LOOK: Final = 0.5  # seconds between two looks at how long processes waited for a processor
+LATE: Final = 0.02  # seconds by which such a look is late if it is
+MOST_LATE: Final = 0.8  # of the time: a bound comes nearer on any machine
 STARTING: Final = 30.0  # seconds
 QUEUED_FOR: Final = 10.0  # seconds for which the server remembers a queue in which nobody lives
 SETTLING: Final = 0.3  # seconds in which what a process gave back at its end is gone from the servers
 ENDING: Final = 5.0  # seconds that a fault has to end when all is to end
 SLOW: Final = 10.0  # seconds that a busy machine may take beyond what is promised
+
+
+class OtherCopy(RuntimeError):
+    """A worker imported another copy of interlock than the controller, so the history tests the wrong one."""
 
 
 @dataclass
@@ -81,6 +89,7 @@ class Controller:
         self.strikers: list[threading.Thread] = []  # the faults that strike now
         self._locks: Any = None
         self._ended_well: set[str] = set()  # the pids of workers that did
+        self._late = 0.0  # seconds by which the machine was late so far
         self._kept: list[tuple[str, str]] = []
         self.spoiled = ""
 
@@ -99,9 +108,11 @@ class Controller:
             for _ in range(self.settings.processes):
                 self._start()
             self._await_start()
+            self._check_copies()
             self._storm()
             self._heal()
             self._drain()
+            self._check_copies()
             self._look_for_kept()
             self._probe()
             self._leftovers()
@@ -133,11 +144,28 @@ class Controller:
 
     def _watch(self) -> None:
         """Note when this machine gives nobody a processor: that is no fault of who is late then."""
+        lateness, looked, ticks = Lateness(), clock(), 0.0
         while not self.ended.is_set():
             since = clock()
             self.ended.wait(TICK)
-            if (now := clock()) > since + TICK + LATE:
-                self.pen.write("paused", t=since + TICK, who=MACHINE, until=now)
+            now = clock()
+            if (late := now - since - TICK) > LATE:
+                ticks += late
+                self.pen.write("paused", t=now - late, who=MACHINE, until=now)
+            if now > looked + LOOK:
+                with self._lock:
+                    workers = [(worker.name, lateness.grown(worker.process.pid)) for worker in self.workers]
+                servers = max((lateness.grown(node.pid) for node in self.rig.nodes if node.running), default=0.0)
+                for who, waited in (*workers, (MACHINE, servers)):
+                    if waited > LATE * LOOK / TICK:
+                        self.pen.write("paused", t=now - waited, who=who, until=now)
+                self._late += min(max(ticks, servers), MOST_LATE * (now - looked))
+                looked, ticks = now, 0.0
+
+    def _allow(self, seconds: float) -> Callable[[], float]:
+        """A function that returns how many seconds are left; those in which the machine was late do not count."""
+        end = time.monotonic() + seconds - self._late
+        return lambda: end + self._late - time.monotonic()
 
     # Workers
 
@@ -146,7 +174,8 @@ class Controller:
         mode = self.settings.modes[self._number % len(self.settings.modes)]
         name = f"p{self._number}{mode[0]}"
         self._number += 1
-        environment = os.environ | {"PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(map(str, (IMPORTED.parent, TESTS)))
+        environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         with (self.directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "model.histories.worker", str(self.directory), name],
@@ -156,15 +185,23 @@ class Controller:
             self.workers.append(Worker(name, process))
 
     def _await_start(self) -> None:
-        end = time.monotonic() + STARTING
+        left = self._allow(STARTING)
         waiting = list(self.workers)
         while waiting := [each for each in waiting if not self._has_started(each)]:
             for worker in waiting:
                 if worker.process.poll() is not None:
                     raise RuntimeError(f"a worker did not start: {self._stderr(worker)}")
-            if time.monotonic() > end:
+            if left() < 0:
                 raise TimeoutError(f"{len(waiting)} workers did not start within {STARTING:g} s")
             time.sleep(0.02)
+
+    def _check_copies(self) -> None:
+        """Raise OtherCopy unless each worker has imported the copy of interlock that this process has imported."""
+        for line in read(self.directory):
+            if line["e"] == "start" and Path(line["imported"]) != IMPORTED:
+                raise OtherCopy(
+                    f"worker {line['p']} tests {line['imported']}, and this process has imported {IMPORTED}"
+                )
 
     def _has_started(self, worker: Worker) -> bool:
         path = self.directory / f"{worker.name}.jsonl"
@@ -300,11 +337,11 @@ class Controller:
                 worker.process.stdin.write(b"drain\n")  # type: ignore[union-attr]
                 worker.process.stdin.flush()  # type: ignore[union-attr]
         self.pen.write("drained")
-        end = time.monotonic() + (self._bound() if not self.spoiled else 1.0)
+        left = self._allow(self._bound() if not self.spoiled else 1.0)
         for worker in workers:
-            try:
-                code = worker.process.wait(max(0.01, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
+            while (code := worker.process.poll()) is None and left() > 0:
+                time.sleep(0.01)
+            if code is None:
                 if not self.spoiled:
                     self._hung(worker)
                 worker.process.kill()
@@ -350,21 +387,23 @@ class Controller:
         if self.spoiled:
             return
         self.say("probing")
-        for name, kind in self.settings.names.items():
-            began, error = clock(), ""
-            try:
-                if kind == "once":
-                    end = began + self._bound()
-                    while not self.resource(name).run(lambda _lease: None):
-                        if clock() > end:
-                            raise TimeoutError("always skipped")
-                        time.sleep(0.05)
-                else:
-                    permits = {"permits": LIMIT} if kind == "semaphore" else {}
-                    self.resource(name, ttl=1.0).acquire(self._bound(), **permits).release()
-            except (LockError, TimeoutError) as failed:
-                error = f"{type(failed).__name__}: {failed}"
+        for name in self.settings.names:
+            began, left, error = clock(), self._allow(self._bound()), "not asked"
+            while error and left() > 0:
+                error = self._probed(name, left())
             self.pen.write("probe", name=name, took=clock() - began, error=error)
+
+    def _probed(self, name: str, seconds: float) -> str:
+        """Acquire this name within so many seconds, and release it; or why that failed."""
+        try:
+            if self.settings.names[name] == "once":
+                time.sleep(0.05)
+                return "" if self.resource(name).run(lambda _lease: None) else "always skipped"
+            permits = {"permits": LIMIT} if self.settings.names[name] == "semaphore" else {}
+            self.resource(name, ttl=1.0).acquire(seconds, **permits).release()
+        except LockError as failed:
+            return f"{type(failed).__name__}: {failed}"
+        return ""
 
     def _leftovers(self) -> None:
         if self.spoiled:
@@ -372,17 +411,17 @@ class Controller:
         self.say("looking at what is left")
         for key, about in self._kept:
             self.pen.write("left", key=key, about=about)
-        end = time.monotonic() + QUEUED_FOR + self._bound()
-        while (found := self._left()) and time.monotonic() < end:
+        left = self._allow(QUEUED_FOR + self._bound())
+        while (found := self._left()) and left() > 0:
             time.sleep(0.1)
         for key, about in found:
             self.pen.write("left", key=key, about=about)
 
     def _look_for_kept(self) -> None:
         """What is still held for processes that have ended as they should: they give back all they have."""
-        end = time.monotonic() + SETTLING
+        left = self._allow(SETTLING)
         kept = self._held_by_ended()
-        while kept and time.monotonic() < end:
+        while kept and left() > 0:
             time.sleep(0.05)
             kept = [each for each in self._held_by_ended() if each in kept]
         self._kept = kept

@@ -1,6 +1,6 @@
 """One line is one event: a JSON object with the time `t`, the process `p`, the event `e`, and what belongs to it.
 
-    start     mode, pid                             a worker process is ready
+    start     mode, pid, imported                   a worker process is ready; the folder of its interlock
     begin     s, kind, style, timeout               section `s` begins
     ask       h, s, name, kind, weight, limit, group, timeout     hold `h` is about to be acquired; see checker.Hold
     got       h, token, fence                       it was granted

@@ -561,7 +561,8 @@ class Process:
         return made(self.target, max_ttl=self.settings.max_ttl)
 
     def run(self) -> None:
-        self.pen.write("start", mode=self.mode.name, pid=os.getpid())
+        imported = str(Path(interlock.__file__).parent)
+        self.pen.write("start", mode=self.mode.name, pid=os.getpid(), imported=imported)
         if self.mode.name == "asyncio":
             asyncio.run(self._loop())
         else:
