@@ -373,6 +373,29 @@ async def test_a_lease_that_has_moved_to_the_next_node_is_renewed_there(mode, cl
     harmed.migrate(slot, to=old)
 
 
+@rule(6)
+async def test_a_release_that_a_moving_slot_ends_midway_is_sent_again_and_is_no_loss(mode, clean, harmed):
+    """The script deletes the key of the holders, and looks at it again: by then that key belongs to the other server."""
+    locks, others = mode.interlock(), mode.interlock()
+    for each in (locks, others):
+        await knows_all(mode, each)
+    lease = await locks.semaphore("midway:{m}", 1).acquire()
+    holders, _, queue, _, tombstones, *_ = lease._grant.resource.keys
+    waiter = asyncio.ensure_future(others.semaphore("midway:{m}", 1).acquire())
+    slot = harmed.slot(holders)
+    old = harmed.primary_of(slot)
+    await until(lambda: ask(old, "ZCARD", queue) == 1)
+    ask(old, "ZADD", tombstones, 10**15, "of another attempt")  # so that all keys are there, and the old server answers
+    ask(old, "PEXPIRE", tombstones, 60_000)
+    for step in harmed.migrating(slot, to=_another(harmed, old)):
+        if step == "open":
+            release = asyncio.ensure_future(lease.release())
+            await until(lambda: holders not in ask(old, "KEYS", "*"))
+    assert await release
+    assert await (await waiter).release()
+    harmed.migrate(slot, to=old)
+
+
 async def test_leases_of_a_slot_that_is_moving_are_renewed_one_by_one(mode, clean, harmed):
     locks = mode.interlock(max_ttl=6)
     await knows_all(mode, locks)

@@ -78,6 +78,7 @@ from interlock._protocol.types import (
     Stopped,
     TokenSpent,
     is_transient,
+    may_have_written,
 )
 from interlock.errors import AcquireTimeout, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.lock import ReserveCall, ReserveReply
@@ -634,7 +635,7 @@ class Core:
                 cause = error if counts else cause
             except ServerError as error:
                 # With acks, the error may answer WAIT or WAITAOF, after the grant.
-                attempt.in_doubt |= attempt.options.acks is not None
+                attempt.in_doubt |= attempt.options.acks is not None or may_have_written(str(error))
                 if not is_transient(str(error)):
                     raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False

@@ -17,7 +17,21 @@ TRANSIENT = ("LOADING", "BUSY ", "NOAUTH", "MASTERDOWN", "TRYAGAIN", "CLUSTERDOW
 
 def is_transient(text: str) -> bool:
     """Whether a server with this error reply may serve in a moment."""
-    return text.startswith(TRANSIENT) or "READONLY" in text or "-NOREPLICAS" in text  # the last: from within a script
+    return (
+        text.startswith(TRANSIENT)
+        or "READONLY" in text
+        or "-NOREPLICAS" in text  # from within a script
+        or may_have_written(text)
+    )
+
+
+def may_have_written(text: str) -> bool:
+    """Whether the server ended the script midway, with this error: what the script had written stays.
+
+    While a slot migrates, its old server runs a script whose keys it all has. If the script deletes one of them and
+    reads it again, the server says that the key belongs to the new one.
+    """
+    return "non local key" in text
 
 
 class Script(NamedTuple):
