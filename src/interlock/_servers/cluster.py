@@ -44,6 +44,7 @@ from interlock._protocol.types import (
     Script,
     ServerError,
     is_transient,
+    may_have_written,
 )
 from interlock._quarantine.identity import identity_of, parse_info
 from interlock._quarantine.lossless import ask_server, least_ttl, read_server
@@ -338,7 +339,8 @@ class ClusterServer:
             node.failed_at, node.has_answered = self.runtime.now(), False
 
     def _note_failure(self, node: Node, text: str) -> None:
-        if not text.startswith("TRYAGAIN"):  # the slot is migrating: the node itself has not failed
+        # While the slot migrates, the node itself has not failed.
+        if not text.startswith("TRYAGAIN") and not may_have_written(text):
             node.failed_at = self.runtime.now()
 
     # The map
