@@ -375,7 +375,7 @@ async def test_a_lease_that_has_moved_to_the_next_node_is_renewed_there(mode, cl
 
 @rule(6)
 async def test_a_release_that_a_moving_slot_ends_midway_is_sent_again_and_is_no_loss(mode, clean, harmed):
-    """The script deletes the key of the holders, and looks at it again: by then that key belongs to the other server."""
+    """The script deletes the key of the holders, and reads it again: by then that key belongs to the other server."""
     locks, others = mode.interlock(), mode.interlock()
     for each in (locks, others):
         await knows_all(mode, each)
