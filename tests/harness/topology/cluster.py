@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Final
@@ -164,10 +165,10 @@ class Cluster(Group):
         raise LookupError(f"no replica of the node at port {node.port} runs")
 
     def _selves(self) -> dict[Node, _View]:
-        """The line that each running node has of itself."""
+        """The line that each node has of itself which runs, and is not paused: that one would not answer."""
         return {
             node: view
-            for node in self.nodes if node.running
+            for node in self.nodes if node.running and not node._is_paused
             for view in self._views(node) if view.id == self._ids[node]
         }  # fmt: skip
 
@@ -214,8 +215,15 @@ class Cluster(Group):
 
     def wait_for_primary(self, what: str | bytes | int, other_than: Node, *, timeout: float = PATIENCE) -> Node:
         """Wait until another node serves a key or a slot, by the newest map of any node; that node."""
-        wait(lambda: "" if self.primary_of(what) is not other_than else "nobody else serves it yet", timeout)
-        return self.primary_of(what)
+        found: list[Node] = []
+
+        def missing() -> str:
+            with contextlib.suppress(LookupError):  # nobody serves it
+                found[:] = [self.primary_of(what)]
+            return "" if found and found[0] is not other_than else "nobody else serves it yet"
+
+        wait(missing, timeout)
+        return found[0]
 
     def migrate(self, slot: int, *, to: Node, between: Callable[[str], None] | None = None) -> None:
         """Move a slot and its keys to another primary. `between` is called with each step of `migrating()`."""
