@@ -527,6 +527,31 @@ async def test_a_primary_that_comes_back_has_another_identity(mode):
             assert "quarantine" in str(refused)
 
 
+@rule(6, 10)
+async def test_a_shard_that_comes_back_from_a_node_which_the_client_never_met_is_found(mode):
+    """The client saw the move there, and no reply from there: it then asked that node for ever, a replica again."""
+    with Cluster(config={"cluster-replica-validity-factor": "0"}) as group:
+        locks, others = mode.interlock(group.url, max_ttl=3), mode.interlock(group.url, max_ttl=3)
+        await knows_all(mode, locks)
+        name = next(iter(one_on_each(group, "returned").values()))
+        await use(locks.lock(name, ttl=3))
+        first = group.primary_of(f"lock:{name}")
+        second = group.replica_of(first)
+        await asyncio.to_thread(group.failover, second)
+        await asyncio.to_thread(group.wait_ok)
+        lost = await others.lock(name, ttl=3, renew=False).acquire()
+        second.pause()
+        assert isinstance(await outcome(locks.lock(name, ttl=3).acquire(timeout=0.5)), Unavailable)
+        await asyncio.to_thread(group.wait_for_primary, f"lock:{name}", second)
+        second.resume()
+        await asyncio.to_thread(group.wait_ok)
+        moves = server_of(mode, locks).histories.moves[group.slot(f"lock:{name}")]
+        assert [bool(move.source_stamp.identity) for move in moves][:1] == [True]
+        got = await locks.lock(name, ttl=3).acquire(timeout=20)
+        assert lost.state is LeaseState.LOST
+        assert await got.release()
+
+
 @rule(10)
 async def test_a_lossless_failover_begins_no_quarantine(mode, clean, harmed):
     locks, others = mode.interlock(), mode.interlock()

@@ -543,7 +543,10 @@ class ClusterServer:
 
     def _moved(self, slot: int, move: SlotMove) -> None:
         self._importing.pop(slot, None)
-        if move.source_stamp.identity and self.histories.quarantine_seconds is not None:
+        # A move from a node that the client never met is no evidence. But the last move in the list must lead to the
+        # node that serves the slot now: the client asks that node, and a former one may be a replica for ever.
+        counts = move.source_stamp.identity or slot in self._moves
+        if counts and self.histories.quarantine_seconds is not None:
             self._moves.setdefault(slot, []).append(move)
 
     async def _process_moves(self, slot: int, until: float) -> None:
@@ -562,18 +565,26 @@ class ClusterServer:
             self._note_disconnect(node, error)
             raise
         slot_history: SlotHistory | None = None
+        known = ""
         for move in moves:
-            slot_history = await self._history_after(move, slot, slot_history, until)
+            known = move.source_stamp.identity or known
+            slot_history = await self._history_after(move, known, slot, slot_history, until)
         if slot_history is not None and stamp.facts is not None and stamp.quarantine_seconds is not None:
             stamp.set_slot_history(slot, slot_history)
 
     async def _history_after(
-        self, move: SlotMove, slot: int, slot_history: SlotHistory | None, until: float
+        self, move: SlotMove, old_identity: str, slot: int, slot_history: SlotHistory | None, until: float
     ) -> SlotHistory | None:
-        old_identity, target = move.source_stamp.identity, move.target.latest
+        """The slot history after this move, and before it `slot_history`; None if nothing is known of any server.
+
+        `old_identity` is that of the source; if the client never met the source, that of the last server before it.
+        """
+        target = move.target.latest
         if not old_identity:
             return None
-        if (least := move.least_ttl) is None:
+        if (least := move.least_ttl) is None and not move.source_stamp.identity:
+            least = move.least_ttl = math.inf
+        elif least is None:
             within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
             least = move.least_ttl = await self.runtime.run_blocking(
                 partial(_least_kept_ttl, move, within, old_identity)
