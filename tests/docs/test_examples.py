@@ -121,6 +121,8 @@ SOURCES = {  # where the options of a script stand
     "scripts/bench": "bench/run.py",
     "scripts/simulate": "simulator/cli.py",
     "scripts/histories": "tests/model/histories/cli.py",
+    "scripts/plants": "tests/plants/__main__.py",
+    "scripts/soak": "tests/soak/__main__.py",
 }
 
 

@@ -1,0 +1,621 @@
+"""All planted bugs, each with the nets that must catch it.
+
+The first ones are the faults that were found in interlock, each planted again where it was; then those that a lock over
+Redis is known for. `Simulator`s and `Histories` say where they look, since no seed covers all.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from plants.nets import Histories, Search, Simulator, Tests, Walk
+from plants.plant import Change, Plant
+
+CORE, RENEWAL, GRANT = "_client/core.py", "_client/renewal.py", "_client/grant.py"
+COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
+WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
+LOCK, QUEUE, PERMITS, ENQUEUE = (
+    "primitives/lock.lua",
+    "primitives/queue.lua",
+    "primitives/permits.lua",
+    "primitives/enqueue.lua",
+)
+
+NO_QUARANTINE: Final = Change(
+    QUEUE,
+    "if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end",
+    "if true then return 0 end",
+)
+HALF_TTL_LEFT: Final = (
+    "            and section.reason_ended(now) is None\n            and section.deadline - now >= attempt.ttl / 2\n"
+)
+
+FOUND: Final = (
+    Plant(
+        "a lease passes on while its renewal is under way, and leaves the book of renewals",
+        (
+            Change(RENEWAL, "is_due_later = self._bucket_of(grant) is not None", "is_due_later = True"),
+            Change(
+                RENEWAL,
+                "        self.buckets[grant.due][grant.token] = following\n",
+                "        self.buckets.get(grant.due, {})[grant.token] = following\n",
+            ),
+        ),
+        (
+            Tests(("faults/test_cohort_races.py",), "whose_renewal_is_under_way"),
+            Simulator("short and long", first=900),
+        ),
+    ),
+    Plant(
+        "a writer whose lease survived a failover waits for itself as a reader",
+        (Change(PERMITS, "if reads_beside_own then return {QUEUED", "if false then return {QUEUED"),),
+        (Simulator("failover", "rwlock"),),
+    ),
+    Plant(
+        "a warning of `interlock run` that can't be printed ends its lease",
+        (Change("cli/stderr.py", "    sys.stderr = io.TextIOWrapper(", "    _ = io.TextIOWrapper("),),
+        (Tests(("integrations/test_run.py",), "stderr or pipe or full"),),
+    ),
+    Plant(
+        "a lease that came by a handover counts on the handover's ttl only",
+        (
+            Change(
+                CORE,
+                "deadline = min(max_hold_until, sent + ttl - margin(ttl, self.server.drift))",
+                "deadline = min(max_hold_until, sent + (min(ttl, 3.0) if attempt.is_queued else ttl) "
+                "- margin(ttl, self.server.drift))",
+            ),
+        ),
+        (Tests(("faults/test_waiters.py",), "as_long_as_any_other"),),
+    ),
+    Plant(
+        "rlock(owner=) enters the older of two leases",
+        (
+            Change(
+                "_api/lock.py",
+                "max(held, key=lambda lease: lease.fence)._reenter() if held",
+                "min(held, key=lambda lease: lease.fence)._reenter() if held",
+            ),
+            Change(
+                "_api/lock.py",
+                "if other.fence < grant.fence and not other._ended and other._core is core:",
+                "if False:",
+            ),
+        ),
+        (Tests(("conformance/test_rlock.py",), "newer_one_counts"),),
+    ),
+    Plant(
+        "a task that leaves in another's stead gets a CancelledError that nobody asked for",
+        (
+            Change(
+                "_api/scopes.py",
+                "        if here is not task and (_is_pending(task) or here.cancelling()):\n            return False\n",
+                "",
+            ),
+        ),
+        (Tests(("faults/test_cancellation.py",), "another_task_leaves or on_its_way"),),
+    ),
+    Plant(
+        "a lease that nobody holds is renewed for as long as the process lives",
+        (Change(RENEWAL, "if grant.is_orphan and grant.end_reason is None:", "if False:"),),
+        (Tests(("faults/test_interrupts.py",), "finalizer or unreachable or leaves_nothing_renewed"),),
+    ),
+    Plant(
+        "a primary that comes back counts as the one that it was",
+        (Change(HISTORY, "        return epoch > stamp.epoch or (", "        return False and ("),),
+        (Tests(("topologies/test_sentinel.py",), "comes_back_lacks"),),
+    ),
+    Plant(
+        "acknowledgements of a retried grant count nothing",
+        (
+            Change(
+                LOCK,
+                "        call('PEXPIRE', LOCK, math.max(pttl, ttl))  -- writes in any case, as the verb does\n",
+                "        if pttl < tonumber(ttl) - 5000 then call('PEXPIRE', LOCK, math.max(pttl, ttl)) end\n",
+            ),
+        ),
+        (Tests(("topologies/test_acks.py",), "retry_of_a_grant"),),
+    ),
+    Plant(
+        "a handler waits for ever for the acquire that it has interrupted",
+        (Change(CORE, "            if blocks(below):\n", "            if False:\n"),),
+        (Tests(("faults/test_handlers.py",), "names_both_lines or finalizer_gets"),),
+    ),
+    Plant(
+        "a renewal never falls back to a connection of the pool",
+        (
+            Change(
+                "_transports/blocking/pool.py",
+                "refused = isinstance(error, Disconnected | LockError) and self.runtime.is_background()",
+                "refused = False",
+            ),
+        ),
+        (Tests(("faults/test_connections.py",), "takes_no_more or maxclients or no_more or background"),),
+    ),
+    Plant(
+        "an observer that takes a second delays the losses of other leases",
+        (Change("_client/reports.py", "        if self.ended:\n", "        if True:\n"),),
+        (Tests(("faults/test_slow_reports.py",)),),
+    ),
+    Plant(
+        "a revocation does not end the wait inside of its section",
+        (
+            Change(
+                CORE,
+                "                attempt.outer_loss = lost\n                event.set()\n",
+                "                pass\n",
+            ),
+        ),
+        (Tests(("conformance/test_revoked_waits.py",), "ends_each_kind_of_wait or two_processes"),),
+    ),
+    Plant(
+        "a planned handover inside a quarantine begins it anew",
+        (Change("_quarantine/stamp.py", "if identity == self.predecessor and", "if False and"),),
+        (Tests(("topologies/test_sentinel.py",), "inside_a_quarantine_keeps"),),
+    ),
+    Plant(
+        "a search for a proof outlasts the time of its caller",
+        (
+            Change(
+                CORE,
+                "min(attempt.until, self.runtime.now() + timeout)\n            )\n            attempt.proven",
+                "self.runtime.now() + timeout\n            )\n            attempt.proven",
+            ),
+        ),
+        (Tests(("faults/test_quarantine_proofs.py",), "does_not_outlast"),),
+    ),
+    Plant(
+        "the waiter that asks is passed over as unreachable",
+        (Change(QUEUE, "if waiter == token or is_reachable(", "if is_reachable("),),
+        (Walk(("model/test_scripts.py",), "head_that_asks_itself"),),
+    ),
+    Plant(
+        "a client asks a node of a cluster for ever that has become a replica again",
+        (
+            Change(
+                "_servers/cluster.py",
+                "counts = move.source_stamp.identity or slot in self._moves",
+                "counts = move.source_stamp.identity",
+            ),
+        ),
+        (
+            Tests(("topologies/test_cluster.py",), "comes_back_from_a_node"),
+            Histories("cluster", ("--faults", "failover,primary-stopped,revoke")),
+        ),
+    ),
+    Plant(
+        "an uptime that is a second too long hides a restart with old keys",
+        (Change("_quarantine/identity.py", "return max(0.0, self.uptime - 1)", "return max(0.0, self.uptime)"),),
+        (Tests(("faults/test_quarantine.py",), "second_too_long"),),
+    ),
+    Plant(
+        "a release that a moving slot ends midway is reported as a loss",
+        (
+            Change(
+                CORE,
+                "attempt.options.acks is not None or may_have_written(str(error))",
+                "attempt.options.acks is not None",
+            ),
+        ),
+        (Tests(("topologies/test_cluster.py",), "ends_midway"),),
+    ),
+)
+
+KNOWN: Final = (
+    Plant(
+        "the deadline counts from the reply",
+        (
+            Change(
+                CORE,
+                "                    return reply, sent\n",
+                "                    return reply, self.runtime.now()\n",
+            ),
+        ),
+        (Simulator("loss", first=400), Simulator("slow link"), Histories("single", ("--phases", "late-replies"))),
+    ),
+    Plant(
+        "the deadline counts from between the request and its reply",
+        (
+            Change(
+                CORE,
+                "                    return reply, sent\n",
+                "                    return reply, (sent + self.runtime.now()) / 2\n",
+            ),
+        ),
+        (Simulator("loss"),),
+    ),
+    Plant(
+        "extend() counts from its reply",
+        (
+            Change(
+                CORE,
+                "        grant.extend_deadline(sent, ttl, self.server.drift)\n        self.renewal.reschedule(grant)\n",
+                "        grant.extend_deadline(self.runtime.now(), ttl, self.server.drift)\n"
+                "        self.renewal.reschedule(grant)\n",
+            ),
+        ),
+        (Simulator("slow link"),),
+    ),
+    Plant(
+        "a renewal counts from its reply",
+        (Change(RENEWAL, "grant.extend_deadline(sent, _ttl_ms(", "grant.extend_deadline(now, _ttl_ms("),),
+        (Simulator("slow link"),),
+    ),
+    Plant(
+        "nobody looks at the deadline",
+        (Change(GRANT, "if self.end_reason is not None or now < self.deadline:", "if True:"),),
+        (Simulator("pause"), Histories("single", ("--phases", "stopped-holder"))),
+    ),
+    Plant(
+        "a reply revives a lease that was over",
+        (
+            Change(
+                RENEWAL,
+                "            elif why := grant.reason_ended(now):  # a reply",
+                "            elif why := None:  # a reply",
+            ),
+        ),
+        (Simulator("slow link"),),
+    ),
+    Plant(
+        "no undo on a cancel",
+        (
+            Change(
+                CORE,
+                "undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None",
+                "undone = self.undo.add(attempt) if may_have_left and isinstance(error, LockError) else None",
+            ),
+        ),
+        (Simulator("cancel"),),
+    ),
+    Plant(
+        "the client's clock says when a lease ends (PXAT)",
+        (
+            Change(
+                CORE,
+                "attempt.token, options.ttl_ms, options.handover_ttl_ms, subscribed, channel, max_waiters, own\n",
+                "attempt.token, str(int(options.ttl_ms) + int(self.runtime.now() * 977) % 500), "
+                "options.handover_ttl_ms, subscribed, channel, max_waiters, own\n",
+            ),
+        ),
+        (Simulator("no faults"),),
+    ),
+    Plant(
+        "a push counts as a grant, without a second look",
+        (
+            Change(
+                WAITING,
+                "            self.pushes += 1\n",
+                "            self.pushes += 1\n            PUSHED.add(token)\n",
+            ),
+            Change(WAITING, "class LocalQueue:\n", "PUSHED: set[str] = set()\n\n\nclass LocalQueue:\n"),
+            Change(
+                CORE,
+                "            while True:\n"
+                "                subscribed, channel = server.subscription_of(resource.keys[0])\n",
+                "            while True:\n"
+                "                from interlock._client.waiting import PUSHED\n"
+                "                if attempt.token in PUSHED and attempt.make_lease is not None:\n"
+                "                    sent = self.runtime.now()\n"
+                "                    if (lease := self.lease_from_grant(attempt, int(sent * 1e6), sent)) is not None:\n"
+                "                        return lease\n"
+                "                subscribed, channel = server.subscription_of(resource.keys[0])\n",
+            ),
+        ),
+        (Simulator("pause"),),
+    ),
+    Plant(
+        "a renewal creates the lease again",
+        (
+            Change(
+                LOCK,
+                "        states[#states + 1] = NOT_FOUND\n",
+                "        if not holder then call('SET', lock, lease_token, 'PX', ttl) end\n"
+                "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
+            ),
+        ),
+        (Simulator("pause"),),
+    ),
+    Plant(
+        "a renewal shortens a lease",
+        (
+            Change(
+                LOCK, "if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end", "call('PEXPIRE', lock, ttl)"
+            ),
+        ),
+        (Simulator("cancel", first=100),),
+    ),
+    Plant(
+        "a release deletes whoever holds the lock",
+        (
+            Change(LOCK, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
+            Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
+        ),
+        (Simulator("cancel"), Search("late messages"), Histories("single", ("--phases", "stopped-holder"))),
+    ),
+    Plant(
+        "no tombstone",
+        (Change(LOCK, "if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end", ""),),
+        (Simulator("lossy cancel"),),
+    ),
+    Plant(
+        "a fence that another step stores",
+        (
+            Change(
+                LOCK,
+                "      local first_words = '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' '\n",
+                "      local first_words = '1 lock ' .. string.format('%.0f', stored_fence) .. ' ' .. IDENTITY"
+                " .. ' ' .. ttl .. ' '\n",
+            ),
+        ),
+        (Walk(("model/test_plain_cases.py",)),),
+    ),
+    Plant(
+        "fences of whole seconds",
+        (Change(QUEUE, "or math.max(fence + 1, now_us)", "or now_us - now_us % 1000000"),),
+        (Simulator("no faults"), Walk(("model/test_permits.py",))),
+    ),
+    Plant(
+        "a fence reserved twice",
+        (Change(LOCK, "  fence = first_fence + number - 1\n", "  fence = first_fence\n"),),
+        (Simulator("crowd, no faults"),),
+    ),
+    Plant(
+        "a cohort gives one fence to two sections",
+        (Change(COHORT, "self._left, self._next = self._left - 1, fence + 1", "self._left = self._left - 1"),),
+        (Simulator("crowd, no faults"), Histories("single", ("--kinds", "lock", "--phases", "slow-renewals"))),
+    ),
+    Plant(
+        "the client's clock orders the queue",
+        (
+            Change(
+                CORE,
+                '/{name}/{os.urandom(16).hex()}",',
+                '/{name}/{int(self.runtime.now() * 1000):016x}{os.urandom(8).hex()}",',
+            ),
+            Change(
+                ENQUEUE,
+                "string.format('%.0f', (newest or 0) + 1)",
+                "string.format('%.0f', tonumber(string.sub(waiter, -32, -17), 16) or 0)",
+            ),
+        ),
+        (Simulator("slow"),),
+    ),
+    Plant(
+        "the newest waiter is the first",
+        (Change(QUEUE, "call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),),
+        (Simulator("no faults"),),
+    ),
+    Plant(
+        "nobody is woken",
+        (Change(QUEUE, "  publish(channel, 'granted ' .. waiter)\nend", "end"),),
+        (Simulator("no faults"),),
+    ),
+    Plant(
+        "dead waiters keep their turn",
+        (Change(QUEUE, "tonumber(alive_until) > now_ms", "true"),),
+        (Simulator("crash"), Walk(("model/test_permits.py",))),
+    ),
+    Plant(
+        "no quarantine",
+        (NO_QUARANTINE,),
+        (
+            Simulator("snapshot"),
+            Search("restart"),
+            Histories("sentinel", ("--phases", "lagging-grant")),
+        ),
+    ),
+    Plant(
+        "half a quarantine",
+        (Change(QUEUE, "since + wait + grace", "since + wait / 2"),),
+        (Simulator("empty", "rwlock"), Histories("sentinel", ("--phases", "lagging-grant"))),
+    ),
+    Plant(
+        "a quarantine that each client begins anew",
+        (
+            Change(
+                QUEUE,
+                "    since = is_known and math.min(since, known_since) or known_since\n",
+                "    since = math.max(since, known_since)\n",
+            ),
+        ),
+        (Walk(("model/test_scripts.py", "model/test_plain_cases.py")), Simulator("ruin")),
+    ),
+    Plant(
+        "a quarantine without an end",
+        (Change(QUEUE, "since + wait + grace - get_time_us() / 1000", "30000"),),
+        (Simulator("snapshot"), Search("restart")),
+    ),
+    Plant(
+        "a waiter gets the lock in a quarantine",
+        (Change(LOCK, "if apply_quarantine() then return nil, 0 end", ""),),
+        (Simulator("snapshot"),),
+    ),
+    Plant(
+        "an old primary that is cut off is not waited for",
+        (
+            Change(
+                HISTORY,
+                "previous, self.mark, max(isolation_grace, self.latest.isolation_grace)",
+                "previous, self.mark, 0.0",
+            ),
+        ),
+        (Simulator("isolated"),),
+    ),
+    Plant(
+        "a client that connects again remembers no server",
+        (
+            Change(
+                HISTORY,
+                '        previous = address.previous_identity if self.previous == "-" else self.previous\n',
+                "        previous = address.previous_identity\n",
+            ),
+        ),
+        (Simulator("empty"),),
+    ),
+    Plant(
+        "a cohort passes a lease on after its deadline",
+        (Change(COHORT, HALF_TTL_LEFT, ""),),
+        (Walk(("model/test_cohort.py",)), Simulator("short and long"), Search("cohort")),
+    ),
+    Plant(
+        "a cohort passes on over its budget",
+        (
+            Change(
+                COHORT,
+                "return self._passes_until == FOREVER or (now < self._passes_until and self._left > 0)",
+                "return True",
+            ),
+        ),
+        (Walk(("model/test_cohort.py",)),),
+    ),
+    Plant(
+        "a cohort passes a lease on while a request of its user is unanswered",
+        (Change(COHORT, "            and section.unanswered == 0\n", ""),),
+        (Walk(("model/test_cohort.py",)), Search("cohort")),
+    ),
+    Plant(
+        "a cohort takes more fences than it has reserved",
+        (Change(COHORT, "if self._left == 0 or now", "if self._next == 0 or now"),),
+        (Walk(("model/test_cohort.py",)),),
+    ),
+    Plant(
+        "nobody follows a driver that gives up",
+        (
+            Change(
+                COHORT,
+                "        driver = self.promote(now)\n        if self.driver is attempt:",
+                "        driver = None\n        if self.driver is attempt:",
+            ),
+        ),
+        (Simulator("crowd, cancel"), Walk(("model/test_cohort.py",))),
+    ),
+    Plant(
+        "a revocation that comes before the reply is forgotten",
+        (Change(RENEWAL, "            self.early_revocations[token] = why\n", "            pass\n"),),
+        (Simulator("revoked", "semaphore", first=130),),
+    ),
+    Plant(
+        "nobody asks about a lease that was granted without a subscription",
+        (Change(RENEWAL, "asks = self._subscribed_at(grant) >= sent", "asks = False"),),
+        (Simulator("revoked", "semaphore"),),
+    ),
+    Plant(
+        "two leases of one token in two copies of a process",
+        (
+            Change(
+                CORE,
+                '/{name}/{os.urandom(16).hex()}",',
+                '/{name}/{NUMBERS.getrandbits(128):032x}",',
+            ),
+            Change(CORE, "class Core:\n", "NUMBERS = random.Random(7)\n\n\nclass Core:\n"),
+        ),
+        (Simulator("restored twice"),),
+    ),
+    Plant(
+        "a child uses the leases of its parent after a fork",
+        (Change(GRANT, "        if self.fork_count != fork_count:\n", "        if False:\n"),),
+        (Tests(("faults/test_processes.py",), "fork"),),
+    ),
+    Plant(
+        "a caller reads the reply to another caller's message",
+        (
+            Change(
+                "_transports/blocking/connection.py",
+                "        self.close()\n"
+                "        if isinstance(error, Disconnected) and (error.stale or error.timed_out):\n",
+                "        if isinstance(error, Disconnected) and error.timed_out:\n"
+                "            self.checkin()\n"
+                "            return\n"
+                "        self.close()\n"
+                "        if isinstance(error, Disconnected) and (error.stale or error.timed_out):\n",
+            ),
+        ),
+        (
+            Tests(("faults/test_network.py", "faults/test_silence.py")),
+            Histories("single", ("--mode", "threads", "--no-tls", "--phases", "late-replies")),
+        ),
+    ),
+    Plant(
+        "an execute without the lease",
+        (Change(QUEUE, "if not is_holder then return {NOT_FOUND} end", ""),),
+        (Simulator("cancel"),),
+    ),
+    Plant(
+        "a record for ever",
+        (
+            Change(
+                LOCK,
+                "call('SET', RECORD, value, 'PX', string.format('%.0f', record_ttl))",
+                "call('SET', RECORD, value)",
+            ),
+        ),
+        (Simulator("no faults"),),
+    ),
+    Plant(
+        "a confirmation does not lengthen the lease",
+        (Change(LOCK, "call('PEXPIRE', LOCK, math.max(pttl, ttl))", "local _ = nil", times=2),),
+        (Simulator("pause"),),
+    ),
+    Plant(
+        "a majority of half the servers",
+        (Change("_servers/quorum.py", "self.majority = len(servers) // 2 + 1", "self.majority = len(servers) // 2"),),
+        (Simulator("q loss"),),
+    ),
+    Plant(
+        "expired permits stay in the sum",
+        (
+            Change(
+                PERMITS,
+                "for _, holder in ipairs(expired) do remove_holder(holder) end",
+                "for _, holder in ipairs(expired) do call('ZREM', HOLDERS, holder) call('HDEL', SHARES, holder) end",
+            ),
+        ),
+        (Walk(("model/test_permits.py",)), Simulator("crash", "semaphore")),
+    ),
+    Plant(
+        "a reader overtakes a writer that waits",
+        (Change(PERMITS, "(not blocker or blocker == token)", "true"),),
+        (Walk(("model/test_permits.py",)), Simulator("no faults", "rwlock")),
+    ),
+    Plant(
+        "a release that comes twice gives two permits back",
+        (
+            Change(
+                PERMITS,
+                "  local is_ours = is_holder(token) or last_released == token\n",
+                "  local is_ours = is_holder(token) or last_released == token\n"
+                "  if last_released == token and read_sum() > 0 then call('HINCRBY', SHARES, 'sum', -1) end\n",
+            ),
+        ),
+        (Walk(("model/test_permits.py",)),),
+    ),
+    Plant(
+        "a retried arrival at a barrier counts twice",
+        (Change("primitives/barrier.lua", "  if arrival then", "  if arrival and arrival <= passed then"),),
+        (Walk(("model/test_scripts.py",), "barrier"), Simulator("loss", "barrier")),
+    ),
+    Plant(
+        "an open latch tells nobody",
+        (
+            Change(
+                "primitives/latch.lua",
+                "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n    wake_some()\n",
+                "    add_tombstone(token, tostring(OPERATION_TTL_MS))\n",
+            ),
+        ),
+        (Walk(("model/test_scripts.py",), "latch"),),
+    ),
+    Plant(
+        "a run whose note nobody reads",
+        (Change("primitives/once.lua", "  if note then\n", "  if false then\n"),),
+        (Walk(("model/test_scripts.py",), "once"), Simulator("no faults", "once")),
+    ),
+    Plant(
+        "several locks keep what they had when one is busy",
+        (Change("primitives/multi.lua", "earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""),),
+        (Walk(("model/test_scripts.py",), "multi"),),
+    ),
+)
+
+PLANTS: Final = {plant.name: plant for plant in (*FOUND, *KNOWN)}
