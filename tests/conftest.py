@@ -37,7 +37,12 @@ for number in (signal.SIGINT, signal.SIGHUP):
 threads_api._told_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
 
 # Processes that a test starts import the rig and the simulator, too, and what `scripts/test --oldest` put first.
-FIRST = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and sys.prefix in path]
+PLANTED = os.environ.get("PLANTED")  # the copy of interlock that is tested: see plants/nets.py
+FIRST = [
+    path
+    for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if path and (sys.prefix in path or path == PLANTED)
+]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (*FIRST, Path(__file__).parent, Path(__file__).parent.parent)))
 
 

@@ -61,7 +61,8 @@ def run(server):
     with contextlib.ExitStack() as ends:
 
         def start(*words, **options):
-            environment = {"PATH": os.environ["PATH"], "INTERLOCK_URL": server.url, **options.pop("environment", {})}
+            kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}
+            environment = {**kept, "INTERLOCK_URL": server.url, **options.pop("environment", {})}
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = subprocess.Popen(
                 [INTERLOCK, "run", *words], env=environment, start_new_session=True,

@@ -54,7 +54,7 @@ FOUND: Final = (
     Plant(
         "a warning of `interlock run` that can't be printed ends its lease",
         (Change("cli/stderr.py", "    sys.stderr = io.TextIOWrapper(", "    _ = io.TextIOWrapper("),),
-        (Tests(("integrations/test_run.py",), "stderr or pipe or full"),),
+        (Tests(("integrations/test_run.py",), "nobody_takes"),),
     ),
     Plant(
         "a lease that came by a handover counts on the handover's ttl only",
@@ -89,8 +89,8 @@ FOUND: Final = (
         (
             Change(
                 "_api/scopes.py",
-                "        if here is not task and (_is_pending(task) or here.cancelling()):\n            return False\n",
-                "",
+                "        if here is not task and (_is_pending(task) or here.cancelling()):\n",
+                "        if here is not task:\n",
             ),
         ),
         (Tests(("faults/test_cancellation.py",), "another_task_leaves or on_its_way"),),
@@ -119,7 +119,7 @@ FOUND: Final = (
     Plant(
         "a handler waits for ever for the acquire that it has interrupted",
         (Change(CORE, "            if blocks(below):\n", "            if False:\n"),),
-        (Tests(("faults/test_handlers.py",), "names_both_lines or finalizer_gets"),),
+        (Tests(("faults/test_handlers.py",), "names_both_lines", hangs=True),),
     ),
     Plant(
         "a renewal never falls back to a connection of the pool",
@@ -514,7 +514,7 @@ KNOWN: Final = (
     ),
     Plant(
         "a child uses the leases of its parent after a fork",
-        (Change(GRANT, "        if self.fork_count != fork_count:\n", "        if False:\n"),),
+        (Change(GRANT, "    fork_count += 1\n", "    fork_count += 0\n"),),
         (Tests(("faults/test_processes.py",), "fork"),),
     ),
     Plant(
@@ -524,15 +524,13 @@ KNOWN: Final = (
                 "_transports/blocking/connection.py",
                 "        self.close()\n"
                 "        if isinstance(error, Disconnected) and (error.stale or error.timed_out):\n",
-                "        if isinstance(error, Disconnected) and error.timed_out:\n"
-                "            self.checkin()\n"
-                "            return\n"
-                "        self.close()\n"
+                "        self.checkin()\n"
+                "        return\n"
                 "        if isinstance(error, Disconnected) and (error.stale or error.timed_out):\n",
             ),
         ),
         (
-            Tests(("faults/test_network.py", "faults/test_silence.py")),
+            Tests(("faults/test_interrupts.py", "faults/test_network.py"), "reply or replies"),
             Histories("single", ("--mode", "threads", "--no-tls", "--phases", "late-replies")),
         ),
     ),
