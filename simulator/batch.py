@@ -5,6 +5,7 @@ the main process adds the tallies. The processes share nothing else, so a run is
 
 Rules. (1) Ctrl-C ends the batch in a moment, and finished runs count. (2) A run that raises is a failure with its seed,
 and the other runs go on. (3) With one job all runs happen in this process, where a debugger and a profiler see them.
+(4) A batch with a time deals out no further share once the time is over; the shares that run then are finished.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import contextlib
 import multiprocessing
 import signal
 import threading
+import time
 import traceback
-from collections import Counter, deque
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .profiles import ALL, profile_of
 from .simulation import Report, simulate
-from .subjects import subject_of
+from .subjects import choices_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -38,6 +39,31 @@ class Kind(NamedTuple):
     world: str | None = None
     profile: str | None = None
     subject: str | None = None
+
+
+class Shares:
+    """The shares of a batch: of so many seeds, or of seeds without an end until the time is over."""
+
+    def __init__(self, first: int, seeds: int | None, seconds: float | None = None) -> None:
+        self.next = first
+        """The first seed that no process has got."""
+        self._end = None if seeds is None else first + seeds
+        self._until = None if seconds is None else time.monotonic() + seconds
+        self.is_stopped = False
+        """Whether Ctrl-C has ended the batch before its end."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no further share."""
+        if self._until is not None and time.monotonic() >= self._until:
+            return True
+        return self._end is not None and self.next >= self._end
+
+    def take(self) -> tuple[int, int]:
+        """Return the next share: its first seed, and how many seeds it has."""
+        first, size = self.next, SHARE if self._end is None else min(SHARE, self._end - self.next)
+        self.next += size
+        return first, size
 
 
 class Failure(NamedTuple):
@@ -66,6 +92,8 @@ class Tally:
     interleavings: set[int] = field(default_factory=set[int])
     broken: int = 0
     """How many runs broke a rule."""
+    violations: int = 0
+    """How often all runs together broke a rule."""
     failures: list[Failure] = field(default_factory=list[Failure])
     """The first failures."""
 
@@ -82,11 +110,12 @@ class Tally:
         self.interleavings.add(int(report.interleaving, 16))
         if report.violations:
             texts = [str(violation) for violation in report.violations[:5]]
-            self.failed(Failure(report.seed, report.profile, report.subject, texts))
+            self.failed(Failure(report.seed, report.profile, report.subject, texts), len(report.violations))
 
-    def failed(self, failure: Failure) -> None:
-        """Add a run that broke a rule."""
+    def failed(self, failure: Failure, violations: int = 1) -> None:
+        """Add a run that broke a rule so many times."""
         self.broken += 1
+        self.violations += violations
         self.failures.append(failure)
 
     def merge(self, other: Tally) -> None:
@@ -101,6 +130,7 @@ class Tally:
         self.counts.update(other.counts)
         self.interleavings |= other.interleavings
         self.broken += other.broken
+        self.violations += other.violations
         self.failures += other.failures[: max(0, MAX_FAILURES - len(self.failures))]
 
 
@@ -114,22 +144,19 @@ def run_share(first: int, seeds: int, kind: Kind) -> Tally:
             tally.add(simulate(seed, profile, subject=subject, world=world))
         except Exception:  # noqa: BLE001 (an error of the simulator itself is reported like any failure)
             tally.runs += 1
-            chosen = ALL[profile] if profile else profile_of(seed, world or "one")
-            kind_of_lock = subject or subject_of(seed, world or chosen.world)
+            chosen, kind_of_lock = choices_of(seed, profile, subject, world)
             tally.failed(Failure(seed, chosen.name, kind_of_lock, [traceback.format_exc().strip()]))
     return tally
 
 
-def run(first: int, seeds: int, kind: Kind, jobs: int, report: Callable[[Tally], None]) -> tuple[Tally, str | None]:
-    """Run all these seeds, and give `report` the tally of each share. Returns the sum, and why it was cut short."""
+def run(shares: Shares, kind: Kind, jobs: int, report: Callable[[Tally], None]) -> tuple[Tally, str | None]:
+    """Run all these shares, and give `report` the tally of each. Returns the sum, and why it was cut short."""
     total = Tally()
 
     def add(part: Tally) -> None:
         total.merge(part)
         report(part)
 
-    end = first + seeds
-    shares = deque((start, min(SHARE, end - start)) for start in range(first, end, SHARE))
     try:
         for part in _run_here(shares, kind) if jobs == 1 else _run_in_pool(shares, kind, jobs):
             add(part)
@@ -139,22 +166,23 @@ def run(first: int, seeds: int, kind: Kind, jobs: int, report: Callable[[Tally],
         return total, f"a process failed: {error}"
     except RuntimeError as error:
         return total, f"a process died: {error}"
-    return total, "interrupted" if shares else None
+    return total, "interrupted" if shares.is_stopped else None
 
 
-def _run_here(shares: deque[tuple[int, int]], kind: Kind) -> Iterator[Tally]:
+def _run_here(shares: Shares, kind: Kind) -> Iterator[Tally]:
     interrupts: list[int] = []  # Ctrl-C waits for the end of a share: Lua would swallow it
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
-        while shares and not interrupts:
-            yield run_share(*shares.popleft(), kind)
+        while not shares.is_over and not interrupts:
+            yield run_share(*shares.take(), kind)
+        shares.is_stopped = bool(interrupts) and not shares.is_over
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
 
 
-def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Iterator[Tally]:
+def _run_in_pool(shares: Shares, kind: Kind, jobs: int) -> Iterator[Tally]:
     others = set(multiprocessing.active_children())
     context = multiprocessing.get_context("spawn")
     stop = context.Event()  # a process killed while sending its tally would block the pool for ever
@@ -163,17 +191,17 @@ def _run_in_pool(shares: deque[tuple[int, int]], kind: Kind, jobs: int) -> Itera
     ended = False
     try:
         try:
-            while shares or running:
-                while shares and len(running) < jobs + 2:
+            while running or not shares.is_over:
+                while len(running) < jobs + 2 and not shares.is_over:
                     with _held_back_interrupts():
-                        running.add(pool.submit(run_share, *shares.popleft(), kind))
+                        running.add(pool.submit(run_share, *shares.take(), kind))
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
             ended = True
         except KeyboardInterrupt:
             stop.set()
-            shares.append((0, 0))  # further shares are left
+            shares.is_stopped = True
             running = {future for future in running if not future.cancel()}
             done, left = wait(running, LAST_RUNS)
             ended = not left

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch
-from .profiles import ALL, BY_NAME, CROWDS, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
+from .profiles import ALL, BY_NAME, CROWDS, EVERY, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of, subjects_of
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PROGRESS_INTERVAL: Final = 10.0  # seconds between two lines of progress, if this is no terminal
+SECONDS_OF_A_MINUTE: Final = 60.0
+FRESH_SEEDS: Final = 1000  # seeds for each second since 1970: with --minutes a batch begins at the seed of its moment
 EPILOG: Final = """\
 words:
   seed      a number that determines one run: every delay, every fault, every action of a worker
@@ -28,6 +30,7 @@ words:
   world     a set of profiles for one kind of servers. one: one server that stays; servers: one address, behind which
             servers restart and fail over; quorum: 3 or 5 independent servers
   Without --subject and --profile each seed chooses both, so that the seeds of a world take turns with all of them.
+  With --world all the seeds take turns with all profiles of all worlds, and with those that no seed chooses.
 
 subjects:
   {subjects}
@@ -44,6 +47,8 @@ examples:
   scripts/simulate --seeds 500 --subject semaphore        one synchronizer
   scripts/simulate --seeds 2000 --profile chaos --jobs 1  one profile, in one process
   scripts/simulate --seeds 100000                         a night's work, on all cores; Ctrl-C prints the summary
+  scripts/simulate --minutes 60                           seeds that were never run, for an hour, of all profiles
+The last line of a summary is for programs: "summary:", then name=value. `next` is the first seed that did not run.
 If a run breaks a rule, its seed is printed, and you go on with that seed:
   scripts/simulate --seed 143 --trace                     every event of the run
   scripts/simulate --seed 143 --trace --match c1/w0       only events of worker 0 of client 1, and all faults
@@ -107,7 +112,14 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     many = parser.add_argument_group("many seeds")
     many.add_argument("--seeds", type=_number(1), metavar="N", help="the number of runs (default: 300)")
-    many.add_argument("--first", type=_number(0), metavar="SEED", help="the first seed (default: 0)")
+    many.add_argument(
+        "--minutes", type=_number(1), metavar="N",
+        help="run as many seeds as fit into N minutes; of the world all, unless --world or --profile says otherwise",
+    )  # fmt: skip
+    many.add_argument(
+        "--first", type=_number(0), metavar="SEED",
+        help="the first seed (default: 0; with --minutes one that was never run)",
+    )  # fmt: skip
     many.add_argument("--jobs", type=_number(1), metavar="N", help="the number of processes (default: one per core)")
     many.add_argument("--json", type=Path, metavar="FILE", help="also write the summary to this file")
     one = parser.add_argument_group("one seed")
@@ -120,7 +132,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--world",
         metavar="NAME",
-        help="the kind of servers: one, servers, quorum (default: that of the profile, or one)",
+        help="the kind of servers: one, servers, quorum; or all (default: that of the profile, or one)",
     )
     parser.add_argument("--subject", metavar="NAME", help="the synchronizer to use (default: by seed)")
     parser.add_argument("--profile", metavar="NAME", help="the mixture of faults (default: by seed)")
@@ -128,20 +140,25 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     if chosen.profile is not None and chosen.profile not in ALL:
         known = ", ".join(repr(name) if " " in name else name for name in ALL)
         parser.error(f"there is no profile {chosen.profile!r}; there are {known}")
-    if chosen.world not in {None, *WORLDS}:
-        parser.error(f"there is no world {chosen.world!r}; there are {', '.join(WORLDS)}")
+    if chosen.world not in {None, EVERY, *WORLDS}:
+        parser.error(f"there is no world {chosen.world!r}; there are {', '.join(WORLDS)} and {EVERY}")
+    if chosen.minutes is not None and chosen.world is chosen.profile is None:
+        chosen.world = EVERY
     if chosen.subject is not None and chosen.subject not in SUBJECTS:
         parser.error(f"there is no subject {chosen.subject!r}; there are {', '.join(SUBJECTS)}")
     world = ALL[chosen.profile].world if chosen.profile else chosen.world or "one"
-    subjects = [chosen.subject] if chosen.subject else subjects_of(chosen.world or world)
+    own = chosen.profile is not None and (ALL[chosen.profile].subjects or chosen.world == EVERY)
+    subjects = [chosen.subject] if chosen.subject else subjects_of(world if own else chosen.world or world)
     for each in sorted({*subjects} - {*subjects_of(world)}):
         known = ", ".join(subjects_of(world))
         parser.error(f"no check can judge a {each} under {chosen.profile or world!r}; checks can judge {known}")
-    single, several = ("trace", "match", "shrink"), ("seeds", "first", "jobs", "json")
+    single, several = ("trace", "match", "shrink"), ("seeds", "minutes", "first", "jobs", "json")
     for name in several if chosen.seed is not None else single:
         if getattr(chosen, name) not in {None, False}:
             wrong = "can't be used with" if chosen.seed is not None else "needs"
             parser.error(f"--{name} {wrong} --seed")
+    if chosen.seeds is not None and chosen.minutes is not None:
+        parser.error("--seeds can't be used with --minutes")
     return chosen
 
 
@@ -177,7 +194,7 @@ def _run_one(chosen: argparse.Namespace) -> int:
     if chosen.trace or chosen.match is not None:
         print_lines(*_matching(report.lines, chosen.match))
     _print_failures(tally)
-    _print_summary(tally, None)
+    _print_figures(tally, None)
     return int(bool(tally.broken))
 
 
@@ -191,11 +208,16 @@ def _matching(trace: list[str], text: str | None) -> list[str]:
 def _run_many(chosen: argparse.Namespace) -> int:
     from .progress import Progress  # noqa: PLC0415 (it imports rich, if rich is installed)
 
-    seeds, first = chosen.seeds or 300, chosen.first or 0
+    seeds, seconds, first = chosen.seeds or 300, None, chosen.first or 0
     jobs = min(chosen.jobs or os.cpu_count() or 1, -(-seeds // batch.SHARE))
+    if chosen.minutes is not None:
+        seeds, seconds, jobs = None, chosen.minutes * SECONDS_OF_A_MINUTE, chosen.jobs or os.cpu_count() or 1
+        if chosen.first is None:  # no machine runs so many seeds a second, so nobody has run these
+            first = int(time.time() * FRESH_SEEDS)
     simulate(first, "no faults")  # fail here if a package is missing, and not in every process
     started = time.perf_counter()
-    with Progress(seeds, PROGRESS_INTERVAL) as progress:
+    shares = batch.Shares(first, seeds, seconds)
+    with Progress(seeds, seconds, PROGRESS_INTERVAL) as progress:
 
         def report(part: batch.Tally) -> None:
             if part.failures:
@@ -203,16 +225,25 @@ def _run_many(chosen: argparse.Namespace) -> int:
                     _print_failures(part)
             progress.advance(part)
 
-        tally, cut_short = batch.run(
-            first, seeds, batch.Kind(chosen.world, chosen.profile, chosen.subject), jobs, report
-        )
+        tally, cut_short = batch.run(shares, batch.Kind(chosen.world, chosen.profile, chosen.subject), jobs, report)
     took = time.perf_counter() - started
-    _print_summary(tally, took)
+    _print_figures(tally, took)
     if cut_short:
-        print_lines(f"{cut_short}: {seeds - tally.runs} of {seeds} runs are missing")
+        missing = f"{seeds - tally.runs} of {seeds} runs are missing" if seeds else f"{tally.runs} runs have ended"
+        print_lines(f"{cut_short}: {missing}")
+    print_lines(summary(tally, first, shares.next, took))
     if chosen.json:
         chosen.json.write_text(json.dumps(_as_json(tally, took, cut_short), indent=1) + "\n", encoding="utf-8")
     return 1 if tally.broken else 0 if not cut_short else 130 if cut_short == "interrupted" else 1
+
+
+def summary(tally: batch.Tally, first: int, following: int, took: float) -> str:
+    """Sum up a batch in one line, for programs."""
+    return (
+        f"summary: first={first} next={following} runs={tally.runs} broken_runs={tally.broken} "
+        f"violations={tally.violations} seconds={took:.1f} runs_per_s={tally.runs / took:.1f} "
+        f"events={tally.events} events_per_s={tally.events / took:.0f}"
+    )
 
 
 def _print_failures(tally: batch.Tally) -> None:
@@ -226,7 +257,7 @@ def _print_failures(tally: batch.Tally) -> None:
         print_lines(f"  every event: {again} --trace", f"  only what the failure needs: {again} --shrink")
 
 
-def _print_summary(tally: batch.Tally, took: float | None) -> None:
+def _print_figures(tally: batch.Tally, took: float | None) -> None:
     """Print the sums over all runs."""
     speed = f", {took:.1f} s ({tally.runs / took:.1f} runs/s)" if took else ""
     print_lines(

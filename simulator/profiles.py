@@ -27,6 +27,7 @@ class Profile:
     clients: tuple[int, ...] = (2, 3, 3, 4)  # the number of clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # the number of workers of each client
     crowded: bool = False  # whether these workers want the same resource for short sections
+    subjects: tuple[str, ...] = ()  # the subjects that the profile is about; none: all of its world
 
     @property
     def changes_primary(self) -> bool:
@@ -195,7 +196,7 @@ SNAPSHOTS: Final = {
 CROWDS: Final = {
     f"crowd, {profile.name}": replace(
         profile, name=f"crowd, {profile.name}", crowded=True, clients=(1, 2, 3), workers=(3, 4, 5), fault_phase=3.0,
-        quiet_phase=1.0,
+        quiet_phase=1.0, subjects=("lock", "lock", "rlock"),
     )
     for profile in (*PROFILES.values(), SERVERS["empty"], SERVERS["ruin"])
 }  # fmt: skip
@@ -235,7 +236,10 @@ ALL: Final = {
 }
 
 
+EVERY: Final = "all"  # instead of a world: all profiles in turn, also those that no seed chooses in a world
+
+
 def profile_of(seed: int, world: str = "one") -> Profile:
     """Return the profile that the seed chooses in this world."""
-    profiles = WORLDS[world]
+    profiles = ALL if world == EVERY else WORLDS[world]
     return list(profiles.values())[seed % len(profiles)]

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 class Progress:
     """Shows how many of the seeds are done."""
 
-    def __init__(self, seeds: int, lines_every: float) -> None:
+    def __init__(self, seeds: int | None, seconds: float | None, lines_every: float) -> None:
+        """`seeds`: how many there are; None: as many as fit into these seconds."""
         self._seeds = seeds
+        self._seconds = seconds
         self._lines_every = lines_every
         self._done = self._broken = 0
         self._started = self._printed_at = time.monotonic()
@@ -59,8 +61,12 @@ class Progress:
             self._bar.update(self._task, completed=self._done, speed=f"{speed:.1f}", broken=self._broken)
         elif self._done and now - self._printed_at >= self._lines_every:
             self._printed_at = now
-            left = (self._seeds - self._done) / speed
-            done = f"{self._done} of {self._seeds} runs, {speed:.1f} runs/s"
+            if self._seeds is None:
+                left = max(0.0, (self._seconds or 0.0) - (now - self._started))
+                done = f"{self._done} runs, {speed:.1f} runs/s"
+            else:
+                left = (self._seeds - self._done) / speed
+                done = f"{self._done} of {self._seeds} runs, {speed:.1f} runs/s"
             sys.stderr.write(f"{done}, {left:.0f} s left, {self._broken} broke a rule\n")
 
 

@@ -16,9 +16,8 @@ from unittest import mock
 
 from .chance import CoreChance
 from .loop import asyncio_of
-from .profiles import ALL, profile_of
 from .scenario import Run
-from .subjects import SUBJECTS, subject_of, subjects_of
+from .subjects import SUBJECTS, choices_of
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -78,10 +77,7 @@ def simulate(
     is the world of the profile, or "one". `lua` may change the text of each script before it is sent, to plant a bug.
     With a plan, the run of this seed is repeated with only those sections and faults that the plan names.
     """
-    chosen = ALL[profile] if profile else profile_of(seed, world or "one")
-    kind = subject or subject_of(seed, world or chosen.world)
-    if kind not in subjects_of(chosen.world):
-        raise ValueError(f"no check can judge a {kind} under {chosen.name!r}")
+    chosen, kind = choices_of(seed, profile, subject, world)
     with _isolated() as begin, contextlib.ExitStack() as stack:
         run = Run(seed, chosen, SUBJECTS[kind], lua, plan, begin)
         stack.enter_context(_log_watched(run.trace))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simulator.profiles import PROFILES, WORLDS
+from simulator.profiles import ALL, EVERY, PROFILES, WORLDS, profile_of
 
 from .barrier import BarrierSubject
 from .election import ElectionSubject
@@ -28,7 +28,11 @@ from .subject import Reading, ResourceModel, Share, Subject, Turn
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "subject_of", "subjects_of"]
+    from simulator.profiles import Profile
+
+__all__ = [
+    "SUBJECTS", "Reading", "ResourceModel", "Share", "Subject", "Turn", "choices_of", "subject_of", "subjects_of",
+]  # fmt: skip
 
 SUBJECTS: Final[dict[str, type[Subject]]] = {
     subject.kind: subject
@@ -61,6 +65,8 @@ def subject_of(seed: int, world: str = "one") -> str:
 
     In each five rounds through all profiles the lock gets two rounds, so new subjects do not change the lock's seeds.
     """
+    if world == EVERY:
+        return _subject_under(seed // len(ALL), profile_of(seed, EVERY))
     if world in _SUBJECTS_OF_WORLD:
         return _SUBJECTS_OF_WORLD[world][seed // len(WORLDS[world]) % len(_SUBJECTS_OF_WORLD[world])]
     fives, position = divmod(seed // len(PROFILES), 5)
@@ -69,4 +75,26 @@ def subject_of(seed: int, world: str = "one") -> str:
 
 def subjects_of(world: str) -> Collection[str]:
     """Return the subjects whose runs the checks can judge in this world."""
+    if world == EVERY:
+        return [kind for kind in SUBJECTS if all(kind in kinds for kinds in _SUBJECTS_OF_WORLD.values())]
     return _SUBJECTS_OF_WORLD.get(world, SUBJECTS)
+
+
+def _subject_under(number: int, profile: Profile) -> str:
+    """Return one of the subjects that the profile is about, in turn."""
+    kinds = profile.subjects or tuple(subjects_of(profile.world))
+    return kinds[number % len(kinds)]
+
+
+def choices_of(seed: int, profile: str | None, subject: str | None, world: str | None) -> tuple[Profile, str]:
+    """Return the profile and the subject of a run: those that the caller gives, else those that the seed chooses.
+
+    Raises ValueError if no check can judge this subject under this profile.
+    """
+    chosen = ALL[profile] if profile else profile_of(seed, world or "one")
+    if subject is None and profile and chosen.subjects:
+        subject = _subject_under(seed, chosen)
+    kind = subject or subject_of(seed, world if world and not (profile and world == EVERY) else chosen.world)
+    if kind not in subjects_of(chosen.world):
+        raise ValueError(f"no check can judge a {kind} under {chosen.name!r}")
+    return chosen, kind

@@ -46,11 +46,13 @@ from model.mutations import catch as caught
 from model.mutations import never, replaced, shares
 from simulator import (
     CROWDS,
+    EVERY,
     PROFILES,
     RELAXED,
     SIDE_BY_SIDE,
     SUBJECTS,
     Plan,
+    batch,
     cli,
     profile_of,
     shrink,
@@ -58,7 +60,9 @@ from simulator import (
     subject_of,
 )
 from simulator.coroutines import Task
+from simulator.profiles import ALL
 from simulator.server import Server
+from simulator.subjects import choices_of, subjects_of
 
 SEEDS = 1000  # and all of them with --full:
 ALL_SEEDS = 2000
@@ -795,7 +799,42 @@ def test_many_seeds_from_the_command_line(capsys, tmp_path):
     assert sum(summary["subjects"].values()) == 24
     assert cli.main(["--seeds", "24", "--jobs", "1", "--first", "7"]) == 0
     here = capsys.readouterr().out
-    assert here.splitlines()[1:] == spread.splitlines()[1:]
+    assert here.splitlines()[1:-1] == spread.splitlines()[1:-1]
+    figures = figures_of(here)
+    assert figures.keys() == figures_of(spread).keys()
+    assert (figures["first"], figures["next"], figures["runs"]) == ("7", "31", "24")
+    assert (figures["broken_runs"], figures["violations"]) == ("0", "0")
+    assert float(figures["events_per_s"]) == pytest.approx(int(figures["events"]) / float(figures["seconds"]), rel=0.1)
+
+
+def figures_of(printed):
+    """The last line of what a batch prints: its words, by name."""
+    title, *words = printed.splitlines()[-1].split()
+    assert title == "summary:"
+    return dict(word.split("=") for word in words)
+
+
+def test_a_batch_runs_for_minutes_and_takes_all_profiles_in_turn(capsys, monkeypatch):
+    monkeypatch.setattr(batch, "SHARE", 3)
+    monkeypatch.setattr(cli, "SECONDS_OF_A_MINUTE", 1.0)
+    started, now = time.monotonic(), time.time()
+    assert cli.main(["--minutes", "1", "--jobs", "1"]) in {0, 1}  # a seed that nobody ran may well break a rule
+    took, figures = time.monotonic() - started, figures_of(capsys.readouterr().out)
+    assert 1.0 <= took < 60.0
+    assert int(figures["next"]) == int(figures["first"]) + int(figures["runs"])
+    assert int(figures["first"]) >= now * cli.FRESH_SEEDS
+    assert cli.main(["--minutes", "1", "--jobs", "1", "--first", figures["next"], "--profile", "no faults"]) == 0
+    assert figures_of(capsys.readouterr().out)["first"] == figures["next"]
+
+
+def test_the_seeds_of_all_worlds_are_dealt_out_to_all_profiles_and_their_subjects():
+    choices = [choices_of(seed, None, None, EVERY) for seed in range(20 * len(ALL))]
+    runs = {(profile.name, subject) for profile, subject in choices}
+    assert {profile for profile, _ in runs} == {*ALL}
+    for profile in ALL.values():
+        kinds = {*(profile.subjects or subjects_of(profile.world))}
+        assert {subject for chosen, subject in runs if chosen == profile.name} == kinds
+        assert {choices_of(seed, profile.name, None, None)[1] for seed in range(2000)} == kinds
 
 
 def test_one_seed_from_the_command_line(capsys):
@@ -832,6 +871,10 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
         (["--seed", "9", "--world", "one", "--profile", "failover"], "no check can judge a barrier"),
         (["--shrink"], "--shrink needs --seed"),
         (["--seed", "1", "--seeds", "2"], "--seeds can't be used with --seed"),
+        (["--seed", "1", "--minutes", "2"], "--minutes can't be used with --seed"),
+        (["--minutes", "1", "--seeds", "2"], "--seeds can't be used with --minutes"),
+        (["--minutes", "0"], "at least 1"),
+        (["--world", "all", "--subject", "latch"], "no check can judge a latch under 'all'"),
     ],
 )
 def test_wrong_arguments_are_told_clearly(arguments, word, capsys):
