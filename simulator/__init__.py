@@ -37,6 +37,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       invariants/    the rules that must hold at every instant, with their numbers
       shrinking      from a failing seed to the smallest run that still fails
     many runs
+      coverage       which events met claims in which states, in all runs
       batch          many seeds on all cores;  cli: the command line;  progress: its progress bar
     exhaustive/      another search: every order of events of a quorum's protocol within bounds, without seeds
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from multiprocessing.synchronize import Event
 
+    from .coverage import Pair
+
 SHARE: Final = 20  # seeds: about a second
 MAX_FAILURES: Final = 100  # failures that a tally keeps in full
 LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
@@ -89,6 +91,7 @@ class Tally:
     """Virtual seconds."""
     slowest: float = 0.0
     counts: Counter[str] = field(default_factory=Counter[str])
+    pairs: Counter[Pair] = field(default_factory=Counter["Pair"])
     interleavings: set[int] = field(default_factory=set[int])
     broken: int = 0
     """How many runs broke a rule."""
@@ -107,6 +110,7 @@ class Tally:
         self.virtual += report.end
         self.slowest = max(self.slowest, report.slowest)
         self.counts.update(report.counts)
+        self.pairs.update(report.pairs)
         self.interleavings.add(int(report.interleaving, 16))
         if report.violations:
             texts = [str(violation) for violation in report.violations[:5]]
@@ -128,6 +132,7 @@ class Tally:
         self.virtual += other.virtual
         self.slowest = max(self.slowest, other.slowest)
         self.counts.update(other.counts)
+        self.pairs.update(other.pairs)
         self.interleavings |= other.interleavings
         self.broken += other.broken
         self.violations += other.violations

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .scheduler import World
 
 # The purposes of numbers.
-STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, GROUPS = range(1, 11)
-PURPOSES: Final = 11
+STEP, MESSAGE, CORE, TRAFFIC, GAP, SECTION, STRIKE, CLIENT, TIE, GROUPS, FOREIGN = range(1, 12)
+PURPOSES: Final = 12
 ERA: Final = 0.25  # seconds of one era, outside sections
 
 

@@ -11,7 +11,7 @@ from interlock._client.session import Session, _sessions
 from interlock._quarantine.history import ServerHistory
 from interlock._servers.quorum import QuorumServer
 
-from .chance import CLIENT, GAP, SECTION
+from .chance import CLIENT, FOREIGN, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
 from .plan import Section
 from .server_group import ServerGroup
@@ -80,8 +80,42 @@ class Client:
         for server in self.servers:
             server.on_call = attempts.check_renewals
             server.pool.on_send = lambda keys, args: attempts.note_request(process, keys, args)
+            server.pool.on_push = self._note_push
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
+
+    def _note_push(self, payload: bytes) -> None:
+        verb = payload.partition(b" ")[0].decode()
+        self.run.record.meets(f"push {verb}", self.process)
+        self.run.monitor.beliefs.note_push(self.process, payload)
+
+    def start_foreign_code(self, beside: Task, lease: Any = None) -> None:
+        """Start code that the worker does not know of, as the profile has it: it takes a turn, or uses the lease."""
+        run, number = self.run, self.run.world.chance.number
+        if not run.profile.foreign or run.ending or self.session.core.closed:
+            return
+        key = beside.next_key(FOREIGN)
+        if number(*key, 0) >= run.profile.foreign:
+            return
+        uses, delay = lease is not None and number(*key, 1) < 0.5, -0.02 * math.log(1 - number(*key, 2))
+        name = f"{beside.label}#{beside.era}-foreign{key[-1]}"
+        self.process.spawn(self._foreign_code(lease if uses else None, delay), name)
+
+    async def _foreign_code(self, lease: Any, delay: float) -> None:
+        run, task = self.run, current(self.run.world)
+        worker = Worker(self, task)
+        worker.random = run.world.chance.stream(task.number, SECTION)
+        await self.server.runtime.sleep_until(self.server.runtime.now() + delay)
+        run.record.counts["foreign code"] += 1
+        run.record.meets("foreign code", self.process)
+        task.enter(1)
+        try:
+            if lease is not None:
+                await worker.use_beside(lease)
+            else:
+                await run.subject.turn(worker.random).play(worker)
+        finally:
+            task.leave()
 
     def _restore(self, original: Client) -> None:
         mine, copied = self.session, original.session

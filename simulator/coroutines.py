@@ -65,9 +65,10 @@ class Process(Actor):
 class Future:
     """A later value, which one coroutine awaits. An exception as the value is raised in that coroutine."""
 
-    __slots__ = ("done", "task", "value", "watchers")
+    __slots__ = ("began", "done", "task", "value", "watchers")
 
-    def __init__(self) -> None:
+    def __init__(self, began: float = 0.0) -> None:
+        self.began = began  # when its message was sent, by the world's time
         self.done = False
         self.value: Any = None
         self.task: Task | None = None
@@ -210,3 +211,10 @@ class Task(Actor):
                 raise pending
             finally:
                 del pending  # else a reference cycle would keep alive the leases in its frames
+
+
+def process_of(actor: Actor) -> Process | None:
+    """The process of an actor; None for the world outside."""
+    if isinstance(actor, Task):
+        return actor.process
+    return actor if isinstance(actor, Process) else None

@@ -18,6 +18,7 @@ from . import later
 from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
+from .coverage import OF_A_PROCESS
 from .invariants.attempts import WORKERS
 from .outages import KINDS, MAX_LAG, Outages
 from .sim_pool import IO_TIMEOUT
@@ -128,8 +129,11 @@ class Faults:
         if kind != strike.kind:
             self._schedule(victim, strike, actions[kind])
         elif kind in actions:
+            if kind != "snapshot":  # which chooses a victim of its own
+                run.record.meets(kind, client.process)
             actions[kind]()
         else:
+            run.record.meets(kind, client.process if kind in OF_A_PROCESS else None)
             self._server(strike, client)
 
     def _choose_task(self, client: Client, strike: Strike) -> Task:
@@ -142,6 +146,7 @@ class Faults:
         def springs() -> None:
             self.run.record.counts[f"{strike.kind} struck at {strike.point}"] += 1
             self.run.trace.note("%s strikes at %s: %s", strike.name, strike.point, victim.name)
+            self.run.record.meets(strike.kind.removeprefix("scheduled "), victim.process)
             action()
 
         at_handover = strike.point == "handover"
@@ -194,6 +199,7 @@ class Faults:
         if not idle or len(self.run.clients) == MAX_CLIENTS:
             return
         client = idle[int(strike.spare * len(idle))]
+        self.run.record.meets("snapshot", client.process)
         self.run.record.counts["restored twice"] += 1
         client.process.alive = False
         self.run.trace.note("%s is frozen, and two processes are restored from its snapshot", client.name)

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._protocol.types import Disconnected
 
 from .chance import ERA, MESSAGE
+from .coroutines import process_of
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Script
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 FOR_PEOPLE: Final = {"audit", "registry", "kind"}  # scripts that grant nothing: they get no planted bugs
 LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
+SOON: Final = 0.01  # seconds: a slower link makes what is due soon late
 _KINDS: Final = {
     kind: number
     for number, kind in enumerate((
@@ -70,11 +72,16 @@ class Weather:
     @property
     def clean(self) -> bool:
         """Whether every message arrives once and soon."""
-        return not (self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused)
+        faults = self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused
+        return not faults and self.trip <= SOON
 
 
 NO_FAULTS: Final = Weather()
 Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
+
+
+# The process that receives a reply, when it sent the message, ARGV, reply
+Answered = Callable[["Process", float, Sequence[bytes], Any], None]
 
 
 class Subscriber(Protocol):
@@ -89,12 +96,13 @@ class Subscriber(Protocol):
 class Journey:
     """One message with its copies and its reply: its name, and its own random numbers."""
 
-    __slots__ = ("_actor", "key", "pushes")
+    __slots__ = ("_actor", "key", "process", "pushes")
 
     def __init__(self, actor: Actor, purpose: int = MESSAGE) -> None:
         self.key = actor.next_key(purpose)
         self.pushes = 0  # sent by the scripts of this message
         self._actor = actor.name
+        self.process = process_of(actor)
 
     def __str__(self) -> str:
         _, era, _, count = self.key
@@ -110,6 +118,7 @@ class Network:
         self.record = record
         self.weather = NO_FAULTS
         self.executed: Executed = _ignore
+        self.answered: Answered = _ignore_reply
         self.cut_off = False  # nothing gets through in either direction
         self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or replies
         self._running = Journey(world.outside)  # the message whose script runs now
@@ -133,7 +142,10 @@ class Network:
         if not likelihood or self.world.chance.number(*journey.key, _KINDS[kind], leg) >= likelihood:
             return False
         name = f"{kind}: {journey}" + (f" leg {leg}" if leg else "")
-        return self.record.happens(self.world.now, kind, name)
+        if not self.record.happens(self.world.now, kind, name):
+            return False
+        self.record.meets(kind, journey.process)
+        return True
 
     def trip(self, journey: Journey, leg: int = 0) -> float:
         """Return the seconds of this leg."""
@@ -207,7 +219,17 @@ class Network:
         ):
             self._reset(link, journey, future)
             return
-        self.world.at(self.world.now + self.trip(journey, _REPLY + copy), lambda: future.resolve(replies), process)
+        self.world.at(
+            self.world.now + self.trip(journey, _REPLY + copy),
+            lambda: self._deliver_replies(process, raw, replies, future),
+            process,
+        )
+
+    def _deliver_replies(self, process: Process, raw: Sequence[Any], replies: list[Any], future: Future) -> None:
+        if not future.done:
+            for (_, _, args), reply in zip(raw, replies, strict=True):
+                self.answered(process, future.began, args, reply)
+        future.resolve(replies)
 
     # Connections
 
@@ -295,4 +317,8 @@ class Network:
 
 
 def _ignore(_host: Host, _sender: str, _keys: Sequence[bytes], _args: Sequence[bytes], _reply: Any) -> None:
+    pass
+
+
+def _ignore_reply(_process: Process, _sent: float, _args: Sequence[bytes], _reply: Any) -> None:
     pass

@@ -112,6 +112,7 @@ class Outages:
         run.trace.note(
             "server %d is the primary now, %s%s", host.number, host.facts().identity, ": data is lost" * lossy
         )
+        run.record.meets("new primary", None)
         run.monitor.note_new_primary(
             lossy=lossy, quarantine_time=run.profile.max_ttl + isolation_grace, other_clock=other
         )

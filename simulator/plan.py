@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .coroutines import Process
+
 
 class Fault(NamedTuple):
     """A fault that the simulator decided on."""
@@ -57,6 +59,10 @@ class Plan:
         return [section for section in self.sections if section.worker == worker]
 
 
+def _ignore(_event: str, _process: Process | None) -> None:
+    pass
+
+
 @dataclass
 class Record:
     """The decisions of a run, counted and listed."""
@@ -66,6 +72,8 @@ class Record:
     counts: Counter[str] = field(default_factory=Counter[str])
     faults: list[Fault] = field(default_factory=list[Fault])
     sections: list[Section] = field(default_factory=list[Section])
+    meets: Callable[[str, Process | None], None] = _ignore
+    """Called with each event, and with the process whose claims it concerns; None: all processes."""
 
     def happens(self, when: float, kind: str, name: str, about: str = "") -> bool:
         """Whether the plan has this fault; if so, record the fault."""

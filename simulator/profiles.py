@@ -26,8 +26,14 @@ class Profile:
     quiet_phase: float = 3.0  # seconds without faults in which workers go on
     clients: tuple[int, ...] = (2, 3, 3, 4)  # the number of clients
     workers: tuple[int, ...] = (1, 2, 2, 3)  # the number of workers of each client
-    crowded: bool = False  # whether these workers want the same resource for short sections
+    usage: str = "any"  # how workers use resources: see usage.py
+    foreign: float = 0.0  # how likely a section or a loss starts code that uses the same resources, in another task
     subjects: tuple[str, ...] = ()  # the subjects that the profile is about; none: all of its world
+
+    @property
+    def crowded(self) -> bool:
+        """Whether these workers want the same resource all the time."""
+        return self.usage in {"short", "short and long"}
 
     @property
     def changes_primary(self) -> bool:
@@ -195,11 +201,18 @@ SNAPSHOTS: Final = {
 # Many callers in each process, whose leases pass on. By name only.
 CROWDS: Final = {
     f"crowd, {profile.name}": replace(
-        profile, name=f"crowd, {profile.name}", crowded=True, clients=(1, 2, 3), workers=(3, 4, 5), fault_phase=3.0,
+        profile, name=f"crowd, {profile.name}", usage="short", clients=(1, 2, 3), workers=(3, 4, 5), fault_phase=3.0,
         quiet_phase=1.0, subjects=("lock", "lock", "rlock"),
     )
     for profile in (*PROFILES.values(), SERVERS["empty"], SERVERS["ruin"])
 }  # fmt: skip
+
+
+def _crowd(name: str, weather: Weather, rates: dict[str, float] | None = None, *, foreign: float = 0.0) -> Profile:
+    return Profile(
+        name, weather, rates or {}, usage="short and long", foreign=foreign, clients=(1, 2, 3), workers=(2, 3, 4),
+        fault_phase=5.0, quiet_phase=1.0, subjects=("lock", "lock", "rlock"),
+    )  # fmt: skip
 
 
 # One question each. By name only.
@@ -223,6 +236,29 @@ BY_NAME: Final = {
         replace(_servers("paused", {"primary paused": 0.5}), idle=5.0),
         # Servers that fail over again and again, and people who end the quarantines.
         _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart with old keys": 0.5}, weather=_ROUGH),
+        # Short sections pass a lease on while its renewal is due or under way; long ones live by renewals.
+        _crowd("short and long", Weather(slow=0.1), {"pause": 1.0}),
+        # A link as slow as the ttl allows: most of the time a request of each lease is under way.
+        _crowd("slow link", Weather(trip=0.12), _CANCEL | {"revoke": 0.5}),
+        # Code beside the sections: on_lost, finalizers and second threads take the same lock, or use the same lease.
+        Profile(
+            "foreign code",
+            weather=Weather(slow=0.1, unanswered=0.03, reset=0.9),
+            rates=_CANCEL | _SERVER | {"revoke": 1.5, "pause": 0.5},
+            foreign=0.4,
+            subjects=("lock", "rlock", "rwlock", "semaphore"),
+        ),
+        _crowd("foreign code in a crowd", Weather(slow=0.1), _CANCEL | {"revoke": 1.0}, foreign=0.4),
+        # Pushes of revocations overtake the replies that grant.
+        Profile("revoked early", weather=Weather(slow=0.3), rates={"revoke": 4.0}, workers=(1, 2)),
+        # Sections and waits that outlast leases and quarantines; writers that go on as readers after a restart.
+        Profile("outlasting", rates=_PAUSE | {"cut off": 0.3}, usage="outlasting", fault_phase=12.0),
+        replace(
+            _servers("outlasting restarts", {"restart with old keys": 0.4, "restart": 0.3, "failover": 0.3}),
+            usage="outlasting",
+            fault_phase=8.0,
+            subjects=("rwlock", "lock", "semaphore", "rwlock"),
+        ),
     )
 }
 

@@ -54,11 +54,12 @@ class Run:
         self.record = Record(plan, self.trace.note)
         self.groups = list(self._groups())
         self.networks = [Network(world, group, self.record, lua) for group in self.groups]
-        self.monitor = Monitor(self.trace, world, self.groups, self.record.counts, profile)
+        self.monitor = Monitor(self.trace, world, self.groups, self.record, profile)
         self.monitor.server_state.on_handover = lambda task: task.pass_point("handover")
         for network in self.networks:
             network.weather = profile.weather
             network.executed = self.monitor.server_state.executed
+            network.answered = self.monitor.passing.note_reply
         self.faults_end = profile.fault_phase
         self.quiet_from = math.inf
         self.ending = False
@@ -67,7 +68,7 @@ class Run:
         random = world.chance.stream(CLIENT)
         self.subject = subject(random)
         for resource in self.subject.resources:
-            resource.max_ttl, resource.crowded = min(resource.max_ttl, profile.max_ttl), profile.crowded
+            resource.max_ttl, resource.usage = min(resource.max_ttl, profile.max_ttl), profile.usage
             self.monitor.watch(resource)
         self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.clients))]
         self.dead_clients: list[Client] = []

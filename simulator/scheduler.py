@@ -35,7 +35,7 @@ class World:
         self.acting: Actor = self.outside  # whose numbers the core draws
         self.current: Task | None = None
         self.failed: Callable[[Task, Exception], None] = _raise
-        self.after_step: Callable[[], None] = lambda: None  # after each event in a process
+        self.after_step: Callable[[Process], None] = lambda _process: None  # after each event in a process
         self._heap: list[tuple[float, float, int, Callable[[], None], Process | None]] = []
         self._pushed = 0
 
@@ -66,7 +66,7 @@ class World:
             elif process.alive:
                 self.acting = process
                 action()
-                self.after_step()
+                self.after_step(process)
             else:
                 continue
             events += 1
@@ -77,7 +77,7 @@ class World:
     def clear(self) -> None:
         """Drop all events."""
         self._heap.clear()
-        self.after_step, self.failed = (lambda: None), _raise
+        self.after_step, self.failed = (lambda _process: None), _raise
 
 
 def _raise(_: Task, error: Exception) -> None:

@@ -44,9 +44,9 @@ class SimPending(PendingReplies):
 
     __slots__ = ("future", "sent_at")
 
-    def __init__(self, number: int, sent_at: float) -> None:
+    def __init__(self, number: int, sent_at: float, began: float) -> None:
         super().__init__(number)
-        self.future = Future()
+        self.future = Future(began)
         self.sent_at = sent_at  # by the clock of the process
 
     @property
@@ -82,7 +82,7 @@ class SimConnection:
         if self.broken:
             raise Disconnected("it closed the connection", sent=False)
         process, network = self.process, self.pool.network
-        pending = SimPending(len(commands), self.pool.runtime.now())
+        pending = SimPending(len(commands), self.pool.runtime.now(), process.world.now)
         if not self.unanswered:
             self.silent_since = process.world.now
         self.unanswered.add(pending.future)
@@ -180,9 +180,10 @@ class SimPool:
         self.trusted_for = TRUSTED_FOR if network.group.promotes else FOREVER
         self.push_handler: PushHandler
         self.on_send: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
+        self.on_push: Callable[[bytes], None] = lambda _payload: None
         self.connection: SimConnection | None = None
         self.subscribed: set[str] = set()
-        self.known_hosts: set[Host] = set()  # the hosts to which the process was ever connected
+        self.known_hosts: dict[Host, float] = {}  # the hosts to which the process was ever connected, and since when
         self.answered_at = -FOREVER  # when the last reply arrived
         self.pushes_lost_until = 0.0  # until when pushes may be lost, since the subscription is broken
         self._waiting: list[Callable[[SimConnection | Disconnected], None]] = []  # to call when a connection is open
@@ -300,7 +301,7 @@ class SimPool:
             self.history.log_warnings()
             connection = self.connection = SimConnection(self, host, stamp, asked_at)
             host.links.add(connection)
-            self.known_hosts.add(host)
+            self.known_hosts.setdefault(host, world.now)
             if self._channel is not None:
                 self._subscribe(connection, self._channel)
             opened(connection)
@@ -360,6 +361,7 @@ class SimPool:
 
     def receive_push(self, payload: bytes) -> None:
         """Handle a push that has arrived."""
+        self.on_push(payload)
         self.push_handler.pushed(payload)
 
     def break_subscription(self, noticed_after: float) -> None:

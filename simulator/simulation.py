@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Generator
 
+    from .coverage import Pair
     from .invariants import Trace, Violation
     from .plan import Fault, Plan, Section
     from .scheduler import World
@@ -46,6 +47,8 @@ class Report:
     """A hash of the order in which clients used the server, without the times."""
     counts: Counter[str]
     """How often each kind of event happened."""
+    pairs: Counter[Pair]
+    """How often each event met a claim in each state."""
     violations: list[Violation]
     faults: list[Fault]
     sections: list[Section]
@@ -88,7 +91,8 @@ def simulate(
         scripts = sum(group.scripts for group in run.groups)
         return Report(
             seed, chosen.name, kind, run.world.now, run.world.events, scripts, state.grants, state.slowest,
-            run.trace.interleaving(), record.counts, run.trace.violations, record.faults, record.sections, run.trace,
+            run.trace.interleaving(), record.counts, run.monitor.coverage.pairs, run.trace.violations, record.faults,
+            record.sections, run.trace,
         )  # fmt: skip
 
 
@@ -175,5 +179,7 @@ def _tear_down(run: Run) -> None:
             with contextlib.suppress(BaseException):
                 task.work.close()
     run.world.clear()
-    for part in (run, *run.networks, run.monitor, run.monitor.leases, run.monitor.server_state, run.monitor.attempts):
+    monitor = run.monitor
+    parts = monitor.leases, monitor.beliefs, monitor.passing, monitor.server_state, monitor.attempts
+    for part in (run, *run.networks, monitor, *parts):
         vars(part).clear()  # so that its cycles end here, and not in the garbage collector

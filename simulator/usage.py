@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,8 +35,10 @@ class Usage(NamedTuple):
 
 def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
     """Draw one use of one of these resources."""
-    if resources[0].crowded:
-        return _draw_short_usage(random, resources)
+    return _DRAW[resources[0].usage](random, resources)
+
+
+def _draw_any_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
     ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
     return Usage(
         resource=random.choice(resources),
@@ -62,3 +64,41 @@ def _draw_short_usage(random: Random, resources: Sequence[ResourceModel]) -> Usa
         hold_time=random.expovariate(1 / 0.004) if random.random() < 0.98 else random.uniform(0.5, 3.0),
         exits=random.random() < 0.7,
     )
+
+
+def _draw_short_or_long_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+    """Draw a use as in a crowd, of the same small ttl as nearly all others; some outlast several renewals."""
+    long = random.random() < 0.15
+    return Usage(
+        resource=resources[0] if random.random() < 0.9 else random.choice(resources),
+        ttl=random.choice((1.0, 1.0, 1.0, 1.0, 1.0, 0.5)),
+        timeout=random.choice((None, None, None, None, random.uniform(0.01, 0.3), random.uniform(0.3, 2.0))),
+        renews=random.random() < 0.97,
+        max_hold=None,
+        drops=random.random() < 0.02,
+        hold_time=random.uniform(0.2, 2.0) if long else random.expovariate(1 / 0.004),
+        exits=random.random() < 0.7,
+    )
+
+
+def _draw_outlasting_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+    """Draw a use that outlasts its ttl, or the quarantine of a restarted server."""
+    ttl = random.choice((0.5, 1.0, 2.0, 2.0))
+    return Usage(
+        resource=random.choice(resources),
+        ttl=ttl,
+        timeout=random.choice((None, None, None, 0, random.uniform(0.5, 6.0))),
+        renews=random.random() < 0.8,
+        max_hold=random.uniform(0.5, 5.0) if random.random() < 0.15 else None,
+        drops=random.random() < 0.04,
+        hold_time=ttl * random.uniform(0.1, 1.0) if random.random() < 0.4 else random.uniform(1.0, 6.0),
+        exits=random.random() < 0.7,
+    )
+
+
+_DRAW: Final = {
+    "any": _draw_any_usage,
+    "short": _draw_short_usage,
+    "short and long": _draw_short_or_long_usage,
+    "outlasting": _draw_outlasting_usage,
+}

@@ -42,7 +42,11 @@ class Worker:
 
     def options(self, usage: Usage) -> dict[str, Any]:
         """Return the options of a synchronizer for this use."""
-        on_lost = self.run.monitor.leases.note_loss
+
+        def on_lost(lease: Any) -> None:
+            self.run.monitor.leases.note_loss(lease)
+            self.client.start_foreign_code(self.task)
+
         return {
             "ttl": usage.ttl, "timeout": usage.timeout, "renew": usage.renews, "max_hold": usage.max_hold,
             "on_lost": on_lost,
@@ -134,8 +138,10 @@ class Worker:
         """Hold the lease for a while, run `inside`, and release the lease."""
         if usage.drops:
             self.count("lease dropped")
+            self.client.start_foreign_code(self.task)  # as a finalizer may
             return
         error: BaseException | None = None
+        self.client.start_foreign_code(self.task, lease)
         try:
             await self.work_under(lease, usage.hold_time)
             if inside is not None:
@@ -161,6 +167,7 @@ class Worker:
                     return
             else:
                 for grant in self.run.subject.grants(lease):
+                    self.run.monitor.beliefs.check_ensured(self.client.process, grant)
                     self.run.monitor.leases.check_write(grant, sure=True)
             choice = random.random()
             if choice < 0.05:
@@ -177,21 +184,41 @@ class Worker:
         trip = self.run.networks[0].trip(Journey(self.task, MESSAGE))
         world.at(world.now + trip, lambda: leases.check_write(grant, sure=False))
 
+    async def use_beside(self, lease: Any) -> None:
+        """Use a lease of another task once, as a second thread may."""
+        self.count("used by a second task")
+        if self.random.random() < 0.5 and len(self.run.networks) == 1:
+            await self._execute(lease, with_keys=True)
+        else:
+            await self._extend(lease, min(self.random.uniform(0.1, 2.0), self.session.max_ttl))
+
     async def _extend(self, lease: Any, seconds: float) -> None:
+        attempts, token = self.run.monitor.attempts, self.run.subject.leases(lease)[0].token.encode()
+        attempts.unanswered[token] += 1
+        is_answered = True
         try:
             await lease.extend(seconds)
             self.count("extended")
-        except (LeaseLost, Unavailable):
+        except (LeaseLost, Unavailable) as error:
+            is_answered = error.__cause__ is None
             self.count("extend failed")
         except ConfigError:
             if not self.session.core.closed:
                 raise
+        except BaseException:  # cancelled: the request may be on its way
+            is_answered = False
+            raise
+        finally:
+            attempts.unanswered[token] -= is_answered
 
     async def _execute(self, lease: Any, *, with_keys: bool) -> None:
         self.run.execute_count += 1
         lease = self.run.subject.leases(lease)[0]
         operation, key = f"{lease.token}:{self.run.execute_count}", f"data:{lease.name}"
-        note_outcome = self.run.monitor.attempts.note_outcome
+        attempts, token = self.run.monitor.attempts, lease.token.encode()
+        note_outcome = attempts.note_outcome
+        attempts.unanswered[token] += 1
+        is_answered = True
         try:
             await lease.execute("SET", key, operation, "PX", 60000, keys=[key] if with_keys else None)
         except LeaseLost:
@@ -199,17 +226,24 @@ class Worker:
             note_outcome(operation, ran=False)
         except Unavailable as error:
             self.count("execute unavailable")
-            if "it may have run" not in str(error):
+            is_answered = "it may have run" not in str(error)
+            if is_answered:
                 note_outcome(operation, ran=False)
         except ConfigError:
             if not self.session.core.closed:
                 raise
+        except BaseException:  # cancelled: the command may be on its way
+            is_answered = False
+            raise
         else:
             self.count("executed")
             note_outcome(operation, ran=True)
+        finally:
+            attempts.unanswered[token] -= is_answered
 
     async def let_go(self, lease: Any, *, exits: bool, error: BaseException | None = None) -> None:
         """Release the lease: as a `with` does (`exits`), or by release()."""
+        self.run.record.meets("section ends", self.client.process)
         try:
             if error is not None or exits:
                 await lease.__aexit__(type(error) if error else None, error, None)

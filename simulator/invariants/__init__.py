@@ -22,6 +22,9 @@ Rules, by the numbers in violations.
 12. The rules of each subject, which only the subject can check.
 13. While leases that a server lost may last, the server grants nothing; it may confirm a lease to its holder.
     A person ends a quarantine only by a message that names it, not by a message meant for another server.
+14. A lease passes from caller to caller of one process only while it is certainly alive and half of its ttl is left,
+    no renewal of it is due or has failed, no request of its user is unanswered, and no push has told of its revocation;
+    within the budget once others wait, and only by fresh words of the server.
 
 A lease that was revoked by force is outside rule 1 and the second half of 2: its holder learns of the revocation later.
 The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and
@@ -32,19 +35,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from simulator.coverage import Coverage
+
 from .attempts import Attempts
+from .beliefs import Beliefs
 from .leases import Leases
+from .passing import Passing
 from .server_state import ServerState
 from .trace import Trace, Violation
 from .votes import Votes
 
 if TYPE_CHECKING:
-    from collections import Counter
-
+    from interlock._client.grant import Grant
+    from simulator.coroutines import Process
+    from simulator.plan import Record
     from simulator.profiles import Profile
     from simulator.scheduler import World
     from simulator.server_group import ServerGroup
-    from simulator.subjects import ResourceModel
+    from simulator.subjects import ResourceModel, Share
 
 __all__ = ["Monitor", "Trace", "Violation"]
 
@@ -54,13 +62,11 @@ SWEEP_INTERVAL: Final = 0.25  # seconds between two checks for overdue events
 class Monitor:
     """Watches servers and clients, and changes nothing."""
 
-    def __init__(
-        self, trace: Trace, world: World, groups: list[ServerGroup], counts: Counter[str], profile: Profile
-    ) -> None:
+    def __init__(self, trace: Trace, world: World, groups: list[ServerGroup], record: Record, profile: Profile) -> None:
         self.trace = trace
         self.world = world
         self.attempts = Attempts(trace, groups[0], clean=profile.clean)
-        self.leases = Leases(trace, self.attempts, counts, trusted=profile.trusted)
+        self.leases = Leases(trace, self.attempts, record.counts, trusted=profile.trusted)
         if len(groups) == 1 and not profile.changes_primary:
             self.leases.only_server = lambda: groups[0].primary.server
         quiet = profile.clean and not profile.rates
@@ -68,8 +74,36 @@ class Monitor:
             self.server_state = ServerState(trace, groups[0], self.attempts, quiet=quiet, trusted=profile.trusted)
         else:
             self.server_state = Votes(trace, groups, self.attempts, self.leases, profile)
+        state = self.server_state
+        state.longest_quarantine = profile.max_ttl + profile.isolation_grace
+        lasting = groups[0] if len(groups) == 1 and profile.trusted and not profile.loses_leases else None
+        self.beliefs = Beliefs(trace, self.attempts, record, lasting)
+        self.beliefs.granted_at = lambda token: state.granted_at.get(token, 0.0)
+        self.leases.note_belief = self.beliefs.note_lease
+        self.passing = Passing(trace, self.attempts, self.beliefs, record)
+        self.coverage = Coverage(self.attempts.sessions, self._is_revoked, self._is_handed_over)
+        record.meets = self.coverage.note
         self.sweeping = True
-        world.after_step = self.leases.after_step
+        world.after_step = self._after_step
+
+    def _after_step(self, process: Process) -> None:
+        """Check what a step of this process can break."""
+        self.beliefs.after_step(process)
+        self.passing.after_step(process)
+        self.leases.after_step()
+
+    def _share(self, token: str) -> Share | None:
+        """The lease of this token as the server had it after its last script."""
+        attempt = self.attempts.known.get(token.encode())
+        return self.server_state.seen[attempt.resource.key].holders.get(token.encode()) if attempt else None
+
+    def _is_revoked(self, grant: Grant) -> bool:
+        share = self._share(grant.token)
+        return share is not None and share.revoked
+
+    def _is_handed_over(self, token: str) -> bool:
+        attempt = self.attempts.known.get(token.encode())
+        return attempt is not None and not attempt.confirmed and self._share(token) is not None
 
     def watch(self, resource: ResourceModel) -> None:
         """Watch a resource that workers will use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -62,6 +63,8 @@ class Attempts:
         self.outcomes: dict[str, bool] = {}  # whether the caller knows that it ran
         self.sessions: dict[Process, Session] = {}  # of each process
         self._behind_nobody: dict[Any, float] = {}  # callers in a cohort with nobody before them, and since when
+        self.unanswered: Counter[bytes] = Counter()  # requests of users about a lease without a reply, by token
+        self._executes: dict[str, Grant | None] = {}  # the section that sent each `execute`
         self.passed: dict[Process, set[bytes]] = {}  # attempts that other callers of the cohort have taken over
 
     def watch(self, resource: ResourceModel) -> None:
@@ -100,6 +103,7 @@ class Attempts:
             if operation in self.operations:
                 self.trace.violated(11, f"execute of {operation} is sent twice")
             self.operations[operation] = 0
+            self._executes[operation] = self.known[str(rest[0]).encode()].grant
 
     def _note_begin(self, process: Process, task: Task, resource: ResourceModel, asked: Sequence[Argument]) -> None:
         token = str(asked[0]).encode()
@@ -185,9 +189,11 @@ class Attempts:
 
     # Commands that ran under a lease
 
-    def note_execution(self, operation: str, *, holds: bool) -> None:
-        """Note that the server ran an `execute`. `holds`: under a lease that the server knows."""
+    def note_execution(self, operation: str, token: bytes, *, holds: bool) -> None:
+        """Note that the server ran an `execute` with this token. `holds`: under a lease that the server knows."""
         self.operations[operation] = self.operations.get(operation, 0) + 1
+        if operation in self._executes and self._executes[operation] is not self.known[token].grant:
+            self.trace.violated(11, f"execute of {operation} ran in a later section of its lease")
         if not holds:
             self.trace.violated(11, f"execute of {operation} ran without its lease")
         if self.operations[operation] > 1:

@@ -51,6 +51,7 @@ class Leases:
         self.held: dict[bytes, list[Held]] = {}
         # called for each new lease
         self.on_lease: Callable[[ResourceModel, Grant], None] = lambda _resource, _grant: None
+        self.note_belief: Callable[[Held], None] = lambda _held: None  # the same
         self._close_look = False  # whether to check after every step
         # the newest fence of a lease that excludes all others, and its token
         self._newest: dict[bytes, tuple[int, bytes]] = {}
@@ -70,6 +71,7 @@ class Leases:
         attempt.grant, attempt.task = grant, self.trace.world.current or attempt.task  # of a cohort, another task's
         held = Held(process, grant, attempt, Share(attempt.resource.permits_wanted(token), grant.fence))
         self.held[attempt.resource.key].append(held)
+        self.note_belief(held)
         self._close_look |= len(self.held[attempt.resource.key]) > 1
         until = process.when(grant.deadline)
         self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)

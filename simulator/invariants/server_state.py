@@ -69,9 +69,11 @@ class ServerState:
         self.on_handover: Callable[[Task], None] = lambda _task: None  # called in the moment of a handover
         self.grants = 0
         self.slowest = 0.0  # seconds from when there was room for a live waiter to its grant, in the quiet phase
+        self.longest_quarantine = math.inf  # seconds
         self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
         self.on_grant: Callable[[], None] = lambda: None  # called in the moment of a grant
         self.pools: dict[str, SimPool] = {}  # by process
+        self.granted_at: dict[bytes, float] = {}  # when the server granted each token last
         self._arrived = 0
 
     @property
@@ -189,6 +191,8 @@ class ServerState:
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
+        if self.granted_at.get(token, 0.0) > since:
+            return  # another grant: the one that was revoked was a handover that its waiter had not confirmed
         pushes_lost_until = self.pools[attempt.process.name].pushes_lost_until
         if pushes_lost_until > since:  # the client missed the push, and asks when subscribed again
             self.trace.world.at(
@@ -211,7 +215,7 @@ class ServerState:
             attempt.confirmed = True
         elif verb == b"execute" and code == GRANTED:
             holders = self.seen[keys[0]].resource.read(host.server).holders
-            self.attempts.note_execution(args[4].decode(), holds=token in holders and not holders[token].revoked)
+            self.attempts.note_execution(args[4].decode(), token, holds=token in holders and not holders[token].revoked)
 
     def _check_replies(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
         """Check rule 12. A quarantine refuses all attempts in the same way."""
@@ -380,6 +384,7 @@ class ServerState:
         self.on_grant()
         for token in tokens:
             self.grants += 1
+            self.granted_at[token] = self.trace.world.now
             if self._was_granted_before(seen, token, holders[token].fence):
                 continue
             self._check_fence(seen, token, holders[token].fence)
@@ -442,18 +447,21 @@ class ServerState:
         wanted = resource.permits_wanted(head)
         marker = next((token for token in reading.holders if token.startswith(b"quarantine:")), None)
         link = self.pools[self.attempts.known[head].process.name].connection
-        if (
-            link is None
-            or link.host is not self.group.primary
-            or in_quarantine(link.stamp.text, self.server, resource, marker)
-        ):
+        if link is None or link.host is not self.group.primary:
             room = 0
+        elif in_quarantine(link.stamp.text, self.server, resource, marker) and now < self._latest_end(link.host):
+            room = 0  # by what the client knows; but that may be wrong, so the latest possible end counts, too
         elif marker:
             room = reading.limit  # the head knows that the quarantine is over
         if room < wanted <= reading.limit:
             seen.room_since = None
         elif seen.room_since is None:
             seen.room_since = max(seen.head_since, self._free_since(seen, reading))
+
+    def _latest_end(self, host: Host) -> float:
+        """Return until when a quarantine of this host may last: by its beginning as clients may know it at worst."""
+        met = [pool.known_hosts[host] for pool in self.pools.values() if host in pool.known_hosts]
+        return (max(met) if host.promoted else host.since) + self.longest_quarantine
 
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """Return the first live waiter in the queue or, if the server has lost all waiters, the oldest."""

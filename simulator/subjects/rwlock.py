@@ -146,5 +146,5 @@ class RWLockSubject(Subject):
     def turn(self, random: Random) -> ReadOrWrite:
         """See Subject."""
         chosen, writes = draw_usage(random, self.resources), random.random() < 0.35
-        too = random.random() < 0.3
+        too = random.random() < (0.6 if self.resources[0].usage == "outlasting" else 0.3)
         return ReadOrWrite(chosen, writes, too, too and random.random() < 0.7, not writes and random.random() < 0.05)

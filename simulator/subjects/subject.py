@@ -53,7 +53,7 @@ class ResourceModel:
     """
 
     max_ttl = 5.0  # seconds: the longest ttl that workers ask for
-    crowded = False  # whether many workers of one process want it for short sections, so that they form cohorts
+    usage = "any"  # how workers use it: see usage.py
     has_leases = True  # which a server can lose
     release_writes = False  # whether a release takes memory, so that a full server refuses it
 

@@ -1,0 +1,117 @@
+"""What a client believes of its leases, after each of its steps. Rules 1, 8 and 9, before anybody else is harmed.
+
+Theory. Two holders at once are the harm, and a run seldom gets that far: somebody must want the lock in the
+milliseconds in which a client is wrong. So these checks compare each belief with the facts at the step that makes it:
+a deadline with the end of the lease in the server, a lease with the pushes that its process has received, and the
+leases of a process with those that its session watches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from simulator.server import CLOCK_START
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock._client.grant import Grant
+    from simulator.coroutines import Process
+    from simulator.plan import Record
+    from simulator.server_group import ServerGroup
+
+    from .attempts import Attempt, Attempts
+    from .leases import Held
+    from .trace import Trace
+
+GRAIN: Final = 0.001  # seconds: servers round the ends of keys to milliseconds
+ROUNDING: Final = 1e-6  # seconds
+
+
+@dataclass(slots=True, eq=False)
+class Belief:
+    """A lease on which a client relies."""
+
+    held: Held
+    deadline: float = -1.0  # the last one that was compared
+
+
+class Beliefs:
+    """The beliefs of all clients."""
+
+    def __init__(self, trace: Trace, attempts: Attempts, record: Record, group: ServerGroup | None) -> None:
+        self.trace = trace
+        self.attempts = attempts
+        self.record = record
+        self.group = group  # where leases last as long as they were granted; None if servers may lose or change them
+        self.granted_at: Callable[[bytes], float] = lambda _token: 0.0  # when the server granted this token last
+        self._mine: dict[Process, list[Belief]] = {}
+        self._revoked: dict[Process, dict[bytes, float]] = {}  # the pushes of revocations, and when they arrived
+
+    def note_lease(self, held: Held) -> None:
+        """Note a lease that an acquire returned."""
+        self._mine.setdefault(held.process, []).append(Belief(held))
+
+    def note_push(self, process: Process, payload: bytes) -> None:
+        """Note a push that a process has received."""
+        verb, _, rest = payload.partition(b" ")
+        if verb == b"revoked":
+            self._revoked.setdefault(process, {})[rest.partition(b" ")[0]] = self.trace.world.now
+
+    def has_heard_of_revocation(self, process: Process, token: bytes) -> bool:
+        """Whether a push has told this process that the lease which it has under this token was revoked."""
+        heard_at = self._revoked.get(process, {}).get(token)
+        return heard_at is not None and heard_at >= self.granted_at(token)
+
+    def check_ensured(self, process: Process, grant: Grant) -> None:
+        """Check rule 9 for a lease whose `ensure()` has just passed."""
+        if process.clock() >= grant.deadline:
+            self.trace.violated(9, f"ensure() has passed for {grant.token}, whose deadline is over")
+
+    def after_step(self, process: Process) -> None:
+        """Check the beliefs of a process that has just run."""
+        mine = self._mine.get(process)
+        if not mine:
+            return
+        now, session = process.clock(), self.attempts.sessions[process]
+        for belief in list(mine):
+            held, grant = belief.held, belief.held.grant
+            if now >= grant.deadline:
+                self.record.meets("deadline passes", process)
+                if held.certain():
+                    self.trace.violated(9, f"ensure() passes for {grant.token}, whose deadline is over")
+                    grant.lose("the simulator has reported the violation")
+                mine.remove(belief)
+            elif grant.end_reason is not None:
+                mine.remove(belief)
+            elif not session.core.closed:
+                if grant.deadline != belief.deadline:
+                    belief.deadline = grant.deadline
+                    self._check_deadline(held.attempt, grant, process.when(grant.deadline))
+                self._check_watched(process, grant)
+
+    def _check_deadline(self, attempt: Attempt, grant: Grant, until: float) -> None:
+        """Check rule 1: a client relies on a lease no longer than the server keeps it. `until`: by the world's time."""
+        if self.group is None or attempt.exempt:
+            return
+        resource, token, server = attempt.resource, grant.token.encode(), self.group.primary.server
+        server.read_clock()
+        holders = resource.read(server).holders
+        if token not in holders:
+            if all(resource.owner_of(other) != resource.owner_of(token) for other in holders):
+                self.trace.violated(1, f"{grant.token} is believed until {until:.6f}, and the server has no such lease")
+            return
+        ends = (holders[token].ends / 1e3 - CLOCK_START / 1e6 - server.skew - self.group.offset) / self.group.rate
+        if until > ends + GRAIN + ROUNDING:
+            self.trace.violated(1, f"{grant.token} is believed until {until:.6f}, and ends in the server at {ends:.6f}")
+
+    def _check_watched(self, process: Process, grant: Grant) -> None:
+        """Check rule 8: a client that knows of a revocation heeds it, and watches each of its leases."""
+        if self.has_heard_of_revocation(process, grant.token.encode()):
+            self.trace.violated(8, f"ensure() passes for {grant.token}, and a push has told of its revocation")
+            grant.lose("the simulator has reported the violation")
+        renewal = self.attempts.sessions[process].renewal
+        if renewal._bucket_of(grant) is None and renewal.set_aside.get(grant.token) is not grant:
+            self.trace.violated(8, f"nobody watches {grant.token} any more, which is held")
+            grant.lose("the simulator has reported the violation")

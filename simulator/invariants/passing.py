@@ -1,0 +1,98 @@
+"""A lease that passes from one caller of a process to the next, without a message. Rule 14.
+
+Theory. The server does not see a section that began because a lease passed on, so no state of the server shows a wrong
+one. These checks compare each such step with what the process has sent and received until then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.cohort import BUDGET, WORD_COUNTS_FOR
+from interlock.primitives.codes import GRANTED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from interlock._client.grant import Grant
+    from simulator.coroutines import Process
+    from simulator.plan import Record
+
+    from .attempts import Attempts
+    from .beliefs import Beliefs
+    from .trace import Trace
+
+ROUNDING: Final = 1e-6  # seconds
+
+
+class Passing:
+    """The cohorts of all processes."""
+
+    def __init__(self, trace: Trace, attempts: Attempts, beliefs: Beliefs, record: Record) -> None:
+        self.trace = trace
+        self.attempts = attempts
+        self.beliefs = beliefs
+        self.record = record
+        self._sections: dict[Process, dict[str, Grant]] = {}  # of each cohort, by the key of its lock
+        self._asked_at: dict[bytes, float] = {}  # when the newest answered question about waiters was sent, by token
+        self._others_wait_since: dict[bytes, float] = {}  # since when the holder knows of waiters elsewhere, by token
+
+    def note_reply(self, process: Process, sent: float, args: Sequence[bytes], reply: Any) -> None:
+        """Note a reply that a process has received, to a message that it sent at this time."""
+        if args[0] != b"reserve" or not isinstance(reply, list) or reply[0] != GRANTED:
+            return
+        token = args[1]
+        self._asked_at[token] = max(sent, self._asked_at.get(token, 0.0))
+        if reply[2]:
+            self._others_wait_since.setdefault(token, max(self.trace.world.now, process.paused_until))
+        else:
+            self._others_wait_since.pop(token, None)
+
+    def after_step(self, process: Process) -> None:
+        """Check whether this step of the process has passed a lease on, and whether it may."""
+        known, cohorts = self._sections.get(process), self.attempts.sessions[process].core.cohorts.by_key
+        if not cohorts:
+            if known:
+                known.clear()
+            return
+        if known is None:
+            known = self._sections[process] = {}
+        for key, cohort in cohorts.items():
+            section, before = cohort.section, known.get(key)
+            if section is before:
+                continue
+            if section is None:
+                del known[key]
+            else:
+                known[key] = section
+                if before is not None and before.token == section.token:
+                    self.record.counts["lease passed on"] += 1
+                    self.record.meets("lease passed on", process)
+                    self._check(process, before, section)
+
+    def _check(self, process: Process, before: Grant, section: Grant) -> None:
+        """Check that the lease of a section may have passed to the next one just now."""
+        token, now = before.token.encode(), process.clock()
+        for is_wrong, why in (
+            (now >= before.deadline, "though its deadline is over"),
+            (before.deadline - now < before.attempt.ttl / 2 - ROUNDING, "with less than half of its ttl left"),
+            (before.renewal_failing, "though its last renewal has failed"),
+            (self.attempts.unanswered[token] > 0, "while a request of its user has no reply"),
+            (self._is_renewed_now(process, before), "while a renewal of it is due or under way"),
+            (self.beliefs.has_heard_of_revocation(process, token), "though it was revoked"),
+            (self._is_over_budget(token), f"more than {BUDGET} s after the server has said that others wait"),
+            (section.fence and self._word_is_old(token), f"without a word of the server for {WORD_COUNTS_FOR} s"),
+        ):
+            if is_wrong:
+                self.trace.violated(14, f"{before.token} passes on {why}")
+
+    def _is_renewed_now(self, process: Process, grant: Grant) -> bool:
+        return grant.token in self.attempts.sessions[process].renewal.set_aside
+
+    def _is_over_budget(self, token: bytes) -> bool:
+        since = self._others_wait_since.get(token)
+        return since is not None and self.trace.world.now > since + BUDGET * (1 + 1e-3) + 1e-4
+
+    def _word_is_old(self, token: bytes) -> bool:
+        asked = self._asked_at.get(token)
+        return asked is None or self.trace.world.now - asked > WORD_COUNTS_FOR * (1 + 1e-3)

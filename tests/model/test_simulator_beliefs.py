@@ -1,0 +1,244 @@
+"""Situations in which the simulator was blind, and the bugs that it missed there. See docs/simulator.md."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("lupa")
+
+from interlock import aio
+from interlock._client import cohort, renewal
+from interlock._client.core import Core
+from interlock._client.grant import Grant
+from interlock._client.renewal import Renewal
+from interlock._protocol.timing import FOREVER
+from interlock._quarantine.history import ServerHistory
+from model.mutations import catch, replaced
+from simulator import coverage, simulate
+from simulator.profiles import ALL, BY_NAME
+
+SEEDS = 2
+RARE = [("short and long", "lock", 4), ("ruin", "lock", 0), ("ruin", "lock", 1)]  # runs that have the rarer pairs
+SITUATIONS = (
+    "short and long", "slow link", "foreign code", "foreign code in a crowd", "revoked early", "outlasting",
+    "outlasting restarts",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reports():
+    """Some runs of each situation, by the name of its profile."""
+    assert {*SITUATIONS} <= {*BY_NAME}
+    return {
+        profile: [
+            simulate(seed, profile, subject=subject)
+            for subject in dict.fromkeys(ALL[profile].subjects or ("lock", "rwlock", "election"))
+            for seed in range(SEEDS)
+        ]
+        for profile in SITUATIONS
+    }
+
+
+@pytest.mark.rule(1, 2, 6, 7, 8)
+@pytest.mark.parametrize("profile", SITUATIONS)
+def test_no_rule_is_broken(profile, reports):
+    for report in reports[profile]:
+        again = f'scripts/simulate --seed {report.seed} --subject {report.subject} --profile "{profile}" --shrink'
+        assert not report.violations, f"{again}: {report.violations[:3]}"
+
+
+@pytest.mark.parametrize(
+    ("profile", "wanted"),
+    [
+        ("short and long", {"lease passed on", "pause", "message slow"}),
+        ("slow link", {"lease passed on", "turn cancelled"}),
+        ("foreign code", {"foreign code", "used by a second task", "with raised LeaseLost"}),
+        ("foreign code in a crowd", {"foreign code", "used by a second task", "lease passed on"}),
+        ("outlasting restarts", {"restart with old keys", "failover", "downgraded"}),
+    ],
+)
+def test_each_situation_really_happens(profile, wanted, reports):
+    counts = sum((report.counts for report in reports[profile]), Counter())
+    assert {each for each in wanted if not counts[each]} == set()
+
+
+# What a run must reach: each of these pairs was out of reach once, or hid a bug.
+IMPORTANT = {
+    ("renewing", "section ends"), ("renewing", "cancel"), ("renewing", "message slow"), ("renewing", "pause"),
+    ("used by a request", "section ends"), ("used by a request", "cancel"), ("used by a request", "foreign code"),
+    ("waiting behind a caller", "cancel"), ("waiting behind a caller", "lease passed on"),
+    ("waiting behind a caller", "section ends"), ("held", "lease passed on"), ("held", "deadline passes"),
+    ("asking", "push revoked"), ("handed over", "cancel"), ("handed over", "push granted"), ("held", "push revoked"),
+    ("revoked unheard", "message slow"), ("revoked unheard", "section ends"), ("releasing", "cancel"),
+    ("left", "message slow"), ("undoing", "cancel"), ("undoing", "failover"), ("held", "restart with old keys"),
+    ("queued", "failover"), ("held", "failover"), ("queued", "restart"), ("held", "foreign code"),
+}  # fmt: skip
+
+
+def test_important_pairs_are_seen_and_impossible_ones_are_not(reports):
+    pairs = sum((report.pairs for runs in reports.values() for report in runs), Counter())
+    for profile, subject, seed in RARE:
+        pairs += simulate(seed, profile, subject=subject).pairs
+    assert IMPORTANT - pairs.keys() == set()
+    assert pairs.keys() & coverage.IMPOSSIBLE.keys() == set()
+    assert {state for state, _ in pairs} <= {*coverage.STATES}
+    assert {event for _, event in pairs} <= {*coverage.EVENTS}
+
+
+def test_each_event_that_the_profiles_have_is_counted():
+    faults = {fault.removeprefix("scheduled ") for profile in ALL.values() for fault in profile.rates}
+    assert faults <= {*coverage.EVENTS}
+    assert all(state in coverage.STATES and event in coverage.EVENTS for state, event in coverage.IMPOSSIBLE)
+
+
+def test_a_batch_lists_the_pairs_that_it_has_not_seen():
+    seen = Counter({(state, "pause"): 1 for state in coverage.STATES if state != "left"})
+    first, *rest = coverage.lines(seen)
+    assert f"{len(coverage.STATES) - 1} of {len(coverage.STATES)} pairs" in first
+    assert rest == ["  never while left: pause"]
+    seen["held", "snapshot"] = 1
+    assert "SEEN, and declared impossible" in coverage.lines(seen)[-1]
+
+
+# Planted bugs: earlier, minutes of seeds found none of them.
+
+
+def an_extension_counts_from_its_reply(monkeypatch):
+    ask = Core.request_for_grant
+
+    async def late(self, *args):
+        reply, _ = await ask(self, *args)
+        return reply, self.runtime.now()
+
+    monkeypatch.setattr(Core, "request_for_grant", late)
+
+
+def a_grant_counts_from_its_reply(monkeypatch):
+    ask = Core.request
+
+    async def late(self, *args):
+        reply, _ = await ask(self, *args)
+        return reply, self.runtime.now()
+
+    monkeypatch.setattr(Core, "request", late)
+
+
+def nobody_looks_at_the_deadline(monkeypatch):
+    monkeypatch.setattr(Grant, "reason_ended", lambda self, _now: self.end_reason)
+
+
+def ensure_does_not_look_at_the_deadline(monkeypatch):
+    def ensure(self):
+        if why := self._grant.end_reason:
+            raise self._grant.error(why)
+
+    monkeypatch.setattr(aio.Lease, "ensure", ensure)
+
+
+def nobody_reports_a_deadline(monkeypatch):
+    monkeypatch.setattr(Renewal, "report_ends", lambda _: FOREVER)
+
+
+def a_revocation_before_its_reply_is_forgotten(monkeypatch):
+    monkeypatch.setattr(renewal, "MAX_EARLY_REVOCATIONS", 0)
+
+
+def a_cohort_has_no_budget(monkeypatch):
+    monkeypatch.setattr(cohort.Reservation, "may_pass", lambda *_: True)
+
+
+def a_cohort_passes_beside_an_unanswered_request(monkeypatch):
+    monkeypatch.setattr(Core, "_count_unanswered", lambda *_: None)
+
+
+def a_cohort_passes_after_its_deadline(monkeypatch):
+    may_pass = cohort.Cohort.may_pass
+
+    def careless(self, section, now):
+        deadline = section.deadline
+        section.deadline = now + section.attempt.ttl
+        try:
+            return may_pass(self, section, now)
+        finally:
+            section.deadline = deadline
+
+    monkeypatch.setattr(cohort.Cohort, "may_pass", careless)
+
+
+def a_cohort_passes_while_a_renewal_is_under_way(monkeypatch):
+    def replace(self, grant, following):
+        following.due = grant.due
+        if grant.due in self.buckets:
+            self.buckets[grant.due][grant.token] = following
+
+    monkeypatch.setattr(Renewal, "may_pass", lambda *_: True)
+    monkeypatch.setattr(Renewal, "replace", replace)
+
+
+def a_cohort_trusts_an_old_word(monkeypatch):
+    monkeypatch.setattr(cohort, "WORD_COUNTS_FOR", 5.0)
+
+
+def a_lease_that_passes_leaves_the_book(monkeypatch):
+    replace = Renewal.replace
+
+    def forget(self, grant, following):
+        replace(self, grant, following)
+        self.remove(following)
+
+    monkeypatch.setattr(Renewal, "replace", forget)
+
+
+def nobody_asks_about_leases_without_a_channel(monkeypatch):
+    monkeypatch.setattr(Renewal, "_may_have_missed_revocation", lambda *_: False)
+    monkeypatch.setattr(renewal, "SUBSCRIBE_AFTER", 1000.0)
+
+
+def a_quarantine_has_no_end(monkeypatch):
+    first_stamp = ServerHistory._first_stamp
+
+    def later(self, facts, *args):
+        stamp = first_stamp(self, facts, *args)
+        stamp.since_ms = facts.now_ms + 100_000
+        stamp.render()
+        return stamp
+
+    monkeypatch.setattr(ServerHistory, "_first_stamp", later)
+
+
+IN_PYTHON = {
+    an_extension_counts_from_its_reply: (1, "lock", "slow link"),
+    a_grant_counts_from_its_reply: (1, "lock", "short and long"),
+    nobody_looks_at_the_deadline: (9, "lock", "outlasting"),
+    ensure_does_not_look_at_the_deadline: (9, "lock", "outlasting"),
+    nobody_reports_a_deadline: (8, "lock", "outlasting"),
+    a_revocation_before_its_reply_is_forgotten: (8, "lock", "revoked early"),
+    a_cohort_has_no_budget: (14, "lock", "short and long"),
+    a_cohort_passes_beside_an_unanswered_request: (14, "lock", "foreign code in a crowd"),
+    a_cohort_passes_after_its_deadline: (14, "lock", "short and long"),
+    a_cohort_passes_while_a_renewal_is_under_way: (14, "lock", "slow link"),
+    a_cohort_trusts_an_old_word: (14, "lock", "short and long"),
+    a_lease_that_passes_leaves_the_book: (8, "lock", "short and long"),
+    nobody_asks_about_leases_without_a_channel: (8, "lock", "revoked"),
+    a_quarantine_has_no_end: (4, "lock", "failover"),
+}
+IN_LUA = {
+    "a quarantine that begins anew with each look": (
+        4, "lock", "snapshot", replaced("since + wait + grace - get_time_us() / 1000", "wait + grace"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", IN_PYTHON)
+def test_a_planted_bug_in_a_client_is_caught(plant, monkeypatch):
+    rule, subject, profile = IN_PYTHON[plant]
+    plant(monkeypatch)
+    catch(rule, subject, profile)
+
+
+@pytest.mark.parametrize("bug", IN_LUA)
+def test_a_planted_bug_in_the_lua_is_caught(bug):
+    rule, subject, profile, planted = IN_LUA[bug]
+    catch(rule, subject, profile, planted)
