@@ -123,8 +123,9 @@ class Worker:
 
     def _check_refusal(self, what: str, undo_graces: int) -> None:
         """Check rule 4: a call raises AcquireTimeout only if a server has answered lately."""
-        # The longest silence begins with a heartbeat, which times out without a reply; then the undo takes its time.
-        longest = HEARTBEAT_INTERVAL + max(ANSWER_COUNTS_FOR, HEARTBEAT_TIMEOUT) + undo_graces * UNDO_GRACE + SLACK
+        # The longest silence begins before the first heartbeat is due. A round for other waiters has no reply then, so
+        # this heartbeat waits for the end of that round. In the end the undo takes its time.
+        longest = HEARTBEAT_INTERVAL + HEARTBEAT_TIMEOUT + ANSWER_COUNTS_FOR + undo_graces * UNDO_GRACE + SLACK
         now, answered_at = self.client.process.world.now, max(server.pool.answered_at for server in self.client.servers)
         lately_paused = now - self.client.process.paused_until < longest  # with the caller for which this one waits
         if now - answered_at > longest and not lately_paused and not self._own_section():
@@ -226,14 +227,15 @@ class Worker:
             note_outcome(operation, ran=False)
         except Unavailable as error:
             self.count("execute unavailable")
-            is_answered = "it may have run" not in str(error)
-            if is_answered:
+            if "it may have run" not in str(error):
                 note_outcome(operation, ran=False)
+            else:
+                is_answered = error.__cause__ is None  # by an error, after which the server does nothing more
         except ConfigError:
             if not self.session.core.closed:
                 raise
         except BaseException:  # cancelled: the command may be on its way
-            is_answered = False
+            is_answered = operation not in attempts.operations
             raise
         else:
             self.count("executed")

@@ -14,7 +14,8 @@ Rules, by the numbers in violations.
     lease is no holder and no waiter after a second; in the end server and clients are empty.
  6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.
  7. No client renews a lease that has ended.
- 8. A client reports a lost lease soon and once; a released lease never.
+ 8. A client reports a lost lease soon and once; a released lease never. A revocation takes the grant that it finds: a
+    handover that its waiter has not confirmed, and not the grant that the waiter may get later under the same token.
  9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed.
 10. The API raises only exceptions of `interlock.errors`, and the log has no error.
 11. A client sends an `execute` once; the server runs it at most once and only while its lease holds; and the call never

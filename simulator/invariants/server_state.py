@@ -177,7 +177,7 @@ class ServerState:
             self._exempt_forced(seen, token.removeprefix(b"!"))
         if host is self.group.primary and self.attempts.clean:
             since, lease = self.trace.world.now, token.removeprefix(b"!")
-            self.trace.world.at(since + REVOCATION_TIME, lambda: self._check_holder_knows(lease, since))
+            self.trace.world.at(since + REVOCATION_TIME, lambda: self._check_holder_knows(lease, since, since))
 
     def _check_quarantine_named(self, seen: Seen, token: bytes, host: Host) -> None:
         """Check rule 13: a revoke that ends a quarantine names that of this server, not of an earlier one."""
@@ -186,20 +186,21 @@ class ServerState:
         if quarantined and token.startswith(QUARANTINE) and here not in token:
             self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
-    def _check_holder_knows(self, token: bytes, since: float) -> None:
-        """Check rule 8: the holder of a lease that was revoked at this time knows of the revocation."""
+    def _check_holder_knows(self, token: bytes, revoked_at: float, since: float) -> None:
+        """Check rule 8: the holder of a lease that was revoked knows of that, a second after it could know, `since`."""
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
-        if self.granted_at.get(token, 0.0) > since:
+        if self.granted_at.get(token, 0.0) > revoked_at:
             return  # another grant: the one that was revoked was a handover that its waiter had not confirmed
         pushes_lost_until = self.pools[attempt.process.name].pushes_lost_until
         if pushes_lost_until > since:  # the client missed the push, and asks when subscribed again
             self.trace.world.at(
-                pushes_lost_until + REVOCATION_TIME, lambda: self._check_holder_knows(token, pushes_lost_until)
+                pushes_lost_until + REVOCATION_TIME,
+                lambda: self._check_holder_knows(token, revoked_at, pushes_lost_until),
             )
         elif attempt.certain():
-            self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - since:.3f} s ago, and is held")
+            self.trace.violated(8, f"{token!r} was revoked {self.trace.world.now - revoked_at:.3f} s ago, and is held")
 
     def _note_reply(self, host: Host, keys: Sequence[bytes], args: Sequence[bytes], code: object) -> None:
         """Note the meaning of a reply for its attempt."""
