@@ -106,7 +106,7 @@ class Tests(Net):
         return [sys.executable, "-m", "plants.inside", "tests", *options, *(f"tests/{file}" for file in self.files)]
 
     def judge(self, status: int, output: str, scratch: Path) -> tuple[bool, str]:
-        if status not in {0, 1} or " error" in output.splitlines()[-1]:
+        if status not in {0, 1}:
             raise WentWrongError(output[-2000:])
         failed = re.findall(r"^FAILED tests/(\S+)", output, re.MULTILINE)
         if (status == 1) != bool(failed):
