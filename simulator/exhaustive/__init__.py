@@ -1,4 +1,20 @@
-"""An exhaustive search of the quorum's protocol: every order of events within bounds, where a seed is only one order.
+"""Exhaustive searches: every order of events within bounds, where a seed is only one order.
+
+There are two searches. The second one drives real processes, one server and its restarts, and cohorts of threads:
+
+    world      real processes, one server, and what is on its way: states, next events, rules
+    process    one process: the real session, whose inputs the search chooses
+    tasks      the coroutines of a process, and their timers
+    wire       its connections: what it sends becomes a request for the search
+    isolation  no real clock and no chance around the processes
+    automaton  a process as numbered states, so that the real code runs once for each step
+    fingerprint  when two processes are in one state
+    memory     the real Lua as a function, from the keys of a server and a message to both after
+    orders     the breadth-first search
+    telling    an event as text
+    stories    the searches that the suite makes, with their bounds: of both
+
+The first one searches the quorum's protocol, and the rest of this text is about that one.
 
 Theory. Two clients acquire one lock of three servers. The servers run the real lock.lua. The clients are small state
 machines of what PROTOCOL says that a client of a quorum does: it asks each server for a vote; it takes the highest

@@ -1,10 +1,15 @@
-"""The searches: combinations of faults, with bounds that fit into seconds (`SUITE`) or into an hour (`FULL`)."""
+"""The searches: combinations of faults, with bounds that fit into seconds (`SUITE`) or into an hour (`FULL`).
+
+Those without a prefix search the quorum's protocol; `RESTARTS` and `COHORT` search orders of real processes.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
+from . import world
 from .clients import Bounds
+from .process import RELEASES, Shape
 
 SUITE: Final = {
     "late messages and copies": Bounds(ticks=3, faults=1),
@@ -28,4 +33,45 @@ FULL: Final = {
     "two restarts without data": Bounds(ticks=5, restarts=2),
     "restart without the last writes": Bounds(ticks=5, restarts=1, tail=2, skews=(0, 0, 2)),
     "restart, renewals": Bounds(ticks=5, restarts=1, renewals=1),
+}
+
+_TRIES: Final = Shape()
+_WAITS: Final = Shape(timeout=None)
+_FIXED: Final = Shape(renews=False)
+_COHORT: Final = Shape(threads=2, timeout=None, joins=True)
+_LISTENS: Final = _COHORT._replace(listens=True)
+_ORDERS: Final = world.Bounds
+
+RESTARTS: Final = {
+    "a slow message": _ORDERS(_TRIES, ticks=3, starts=2, slow=1),
+    "three acquires, a slow message": _ORDERS(_FIXED, ticks=2, starts=3, slow=1),
+    "a stopped process": _ORDERS(_TRIES, ticks=4, starts=2, stops=1),
+    "a waiter": _ORDERS(_WAITS, ticks=3, starts=2),
+    "a restart": _ORDERS(_TRIES, ticks=2, starts=2, restarts=1, stops=1),
+}
+FULL_RESTARTS: Final = {
+    "two slow messages": _ORDERS(_TRIES, ticks=4, starts=2, slow=2),
+    "three acquires, a slow message": _ORDERS(_TRIES, ticks=4, starts=3, slow=1, stops=1),
+    "a waiter, a slow message": _ORDERS(_WAITS, ticks=4, starts=2, slow=1, stops=1),
+    "a restart, leases that are renewed": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1),
+    "a restart, a slow message, a stop": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1, slow=1, stops=1),
+    "two restarts": _ORDERS(_TRIES, ticks=4, starts=2, restarts=2),
+    "a restart, a waiter": _ORDERS(_WAITS, ticks=4, starts=2, restarts=1, stops=1),
+    "a restart, three processes": _ORDERS(_TRIES, processes=3, ticks=4, starts=3, restarts=1),
+}
+COHORT: Final = {
+    "a slow message": _ORDERS(_COHORT, processes=1, ticks=2, starts=2, slow=1),
+    "a command without a reply": _ORDERS(_COHORT, processes=1, ticks=2, starts=2, slow=1, executes=1),
+    "a stopped process, release()": _ORDERS(_COHORT, processes=1, ticks=4, starts=2, stops=1, end=RELEASES),
+    "a revocation": _ORDERS(_LISTENS, processes=1, ticks=3, starts=3, revocations=1),
+}
+FULL_COHORT: Final = {
+    "a lease passes": _ORDERS(_COHORT, processes=1, ticks=4, starts=4),
+    "two slow messages": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=2),
+    "three threads": _ORDERS(_COHORT._replace(threads=3), processes=1, ticks=3, starts=4, slow=1),
+    "a command and an extension": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=1, executes=1, extends=1),
+    "stops, release()": _ORDERS(_COHORT, processes=1, ticks=5, starts=3, stops=2, slow=1, end=RELEASES),
+    "a revocation": _ORDERS(_LISTENS, processes=1, ticks=3, starts=3, revocations=1, slow=1, stops=1),
+    "another process": _ORDERS(_LISTENS, processes=2, ticks=3, starts=3, slow=1),
+    "a restart": _ORDERS(_COHORT, processes=2, ticks=4, starts=3, restarts=1),
 }

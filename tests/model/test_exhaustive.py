@@ -1,14 +1,25 @@
-"""Every order of events of a quorum's protocol, within bounds. See simulator.exhaustive."""
+"""Every order of events, within bounds: of a quorum's protocol, and of real processes. See simulator.exhaustive."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lupa")
 
 from interlock.primitives import scripts as _scripts
-from simulator.exhaustive import SUITE, Bounds, Design, search
+from simulator.exhaustive import SUITE, Bounds, Design, orders, search
 from simulator.exhaustive.__main__ import main
+from simulator.exhaustive.automaton import Automaton
 from simulator.exhaustive.clients import World
+from simulator.exhaustive.isolation import isolated
 from simulator.exhaustive.node import NOTHING, Lua, StoredLock, identity_stamp
+from simulator.exhaustive.process import ACQUIRES, IDLE, Input, Process, Shape
+from simulator.exhaustive.stories import COHORT, FULL_COHORT, FULL_RESTARTS, RESTARTS
+from simulator.exhaustive.wire import Host
 
 BOTH, LAST, NEXT = "both hold the lock", "this fence is no higher", "a new client a fence that is no higher"
 
@@ -152,12 +163,172 @@ def test_names_do_not_matter():
 
 
 def test_the_command_line(capsys):
-    assert main(["--only", "renewals"]) == 0
+    assert main(["cohort", "--only", "release()"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("renewals: ")
+    assert out.startswith("cohort, a stopped process, release(): ")
     assert out.endswith("no promise is broken\n")
-    assert main(["--only", "renewals", "--most", "1000"]) == 0
+    assert main(["quorum", "--only", "renewals", "--most", "1000"]) == 0
     assert capsys.readouterr().out.endswith("no promise is broken so far\n")
     with pytest.raises(SystemExit):
         main(["--only", "renewal of what"])
     assert "is in the name of none of: late messages" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["quorums"])
+    assert "'quorums' is none of: quorum, restarts, cohort" in capsys.readouterr().err
+
+
+# Real processes: one server that restarts, and a cohort
+
+
+def stories(suite, full):
+    """The searches of the suite, and those of --full."""
+    return [
+        *(pytest.param(bounds, id=name) for name, bounds in suite.items()),
+        *(pytest.param(bounds, id=f"{name}, wider", marks=pytest.mark.full) for name, bounds in full.items()),
+    ]
+
+
+def check_orders(bounds, most_seconds=300):
+    """Search. A search of --full may end before it has seen everything: its bounds are wide."""
+    found = orders.search(bounds, most_seconds=most_seconds)
+    assert not found.broken, "\n".join(found.story)
+    assert found.complete or found.seconds >= most_seconds
+    assert found.ends > 50, "the bounds leave too few ends to look at"
+
+
+@pytest.mark.rule(5, 7, 8, 10)
+@pytest.mark.parametrize("bounds", stories(RESTARTS, FULL_RESTARTS))
+def test_no_order_of_events_of_clients_and_a_server_that_restarts_breaks_a_rule(bounds):
+    check_orders(bounds)
+
+
+@pytest.mark.rule(2, 5, 7, 8)
+@pytest.mark.parametrize("bounds", stories(COHORT, FULL_COHORT))
+def test_no_order_of_events_of_a_cohort_breaks_a_rule(bounds):
+    check_orders(bounds)
+
+
+BOTH_HOLD = "A1 and B1 both hold the lock"
+PLANTS = {
+    "the quarantine is skipped": (
+        "restarts", "a restart", BOTH_HOLD,
+        ("primitives/queue.lua", "if IDENTITY == '-' or recorded", "if true or recorded"),
+    ),
+    "the quarantine counts from the last grant": (
+        "restarts", "a restart", BOTH_HOLD,
+        ("primitives/queue.lua", "math.ceil(since + wait", "math.ceil((fence and fence / 1000 or since) + wait"),
+    ),
+    "the quarantine counts from a second before the start": (
+        "restarts", "a restart", BOTH_HOLD,
+        ("_quarantine/identity.py", "max(0.0, self.uptime - 1)", "max(0.0, self.uptime + 1)"),
+    ),
+    "a restart without data forgets the quarantine": (
+        "restarts", "a restart", BOTH_HOLD,
+        (
+            "_quarantine/history.py",
+            'address.previous_identity if self.previous == "-" else self.previous',
+            'self.previous if facts.loaded else "-"',
+        ),
+    ),
+    "a release deletes whatever is there": (
+        "restarts", "three acquires", BOTH_HOLD,
+        ("primitives/lock.lua", "if not holder or holder == token or holder == '!' .. token then", "if true then"),
+    ),
+    "the deadline counts from the reply": (
+        "restarts", "a slow message", "A1 believes until 3996 ms, and the server frees at 2999 ms",
+        ("_client/core.py", "min(max_hold_until, sent + ttl", "min(max_hold_until, self.runtime.now() + ttl"),
+    ),
+    "a renewed deadline counts from the reply": (
+        "restarts", "a slow message", "A1 believes until 4996 ms, and the server frees at 3999 ms",
+        ("_client/renewal.py", "extend_deadline(sent, _ttl_ms", "extend_deadline(now, _ttl_ms"),
+    ),
+    "a lease passes after its deadline": (
+        "cohort", "release()", "a lease passed on after its deadline",
+        (
+            "_client/cohort.py",
+            ("            and section.reason_ended(now) is None\n"
+            "            and section.deadline - now >= attempt.ttl / 2\n"),
+            "",
+        ),
+    ),
+    "a lease passes while a request is unanswered": (
+        "cohort", "a command", "a lease passed on while a request about it was unanswered",
+        ("_client/cohort.py", "            and section.unanswered == 0\n", ""),
+    ),
+    "a lease that passes leaves the book": (
+        "cohort", "a slow message", "a lease that passed on is not in the book of renewals",
+        ("_client/renewal.py", "is_due_later = self._bucket_of(grant) is not None", "is_due_later = True"),
+        (
+            "_client/renewal.py", "        self.buckets[grant.due][grant.token] = following",
+            ("        if self._bucket_of(grant) is not None:\n"
+            "            self.buckets[grant.due][grant.token] = following"),
+        ),
+    ),
+}  # fmt: skip
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_bug_that_is_planted_in_the_source_is_found(plant, tmp_path):
+    group, story, broken, *changes = PLANTS[plant]
+    shutil.copytree(ROOT / "src", tmp_path / "src")
+    for name, old, new in changes:
+        path = tmp_path / "src/interlock" / name
+        source = path.read_text()
+        assert source.count(old) == 1, name
+        path.write_text(source.replace(old, new))
+    ran = subprocess.run(
+        [sys.executable, "-m", "simulator.exhaustive", group, "--only", story],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(ROOT)])},
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert f"searching {tmp_path}" in ran.stderr, ran.stderr
+    assert ran.returncode == 1, ran.stdout
+    assert f"broken: {broken}\n" in ran.stdout
+
+
+def test_the_shortest_story_of_real_processes():
+    found = orders.search(RESTARTS["a slow message"], planted("call('PEXPIRE', lock, ttl)", "redis.call('TIME')"))
+    assert found.story == [
+        "  A1 acquires",
+        "  the server gets A's acquire A/A1/A1.1: [1, 0]",
+        "  A gets the reply for A1",
+        "    A1 holds the lock until 2996 ms, fence 0",
+        "tick 1",
+        "  A runs",
+        "  the server gets A's renew A/A1/A1.1 2999: [1]",
+        "  A gets the reply for worker-renewal",
+        "    A1 holds the lock until 3996 ms",
+        "broken: A1 believes until 3996 ms, and the server frees at 2999 ms",
+    ]
+
+
+def test_a_process_does_the_same_again():
+    """So a state may be remembered by its inputs."""
+    with isolated():
+        automaton, host = Automaton("A", Shape()), Host()
+        step = automaton.step(0, Input("acts", 0, host, "A1", ACQUIRES))
+        automaton.step(step.after, Input("runs", 1, host))
+        automaton.step(step.after, Input("breaks", 0, host, "A1"))
+        assert len({repr(view) for view in automaton.views}) == len(automaton.views) == 4
+        for state, view in enumerate(automaton.views):
+            one, other = automaton._repeated(state), automaton._repeated(state)
+            assert one.view() == other.view() == view
+            assert one.fingerprint() == other.fingerprint()
+            one.close()
+            other.close()
+        automaton.close()
+
+
+def test_processes_that_differ_have_other_fingerprints():
+    with isolated():
+        one, other, host = Process("A", Shape()), Process("A", Shape()), Host()
+        assert one.fingerprint() == other.fingerprint()
+        assert one.view().threads == (("A1", IDLE),)
+        (request,), _ = one.take(Input("acts", 0, host, "A1", ACQUIRES))
+        assert request.calls[0][1][:2] == (b"acquire", b"A/A1/A1.1")
+        assert one.fingerprint() != other.fingerprint()
+        other.take(Input("acts", 1, host, "A1", ACQUIRES))
+        assert one.fingerprint() != other.fingerprint()
+        one.close()
+        other.close()
