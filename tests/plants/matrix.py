@@ -320,7 +320,7 @@ KNOWN: Final = (
             Change(LOCK, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
             Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
         ),
-        (Simulator("cancel"), Search("late messages"), Histories("single", ("--phases", "stopped-holder"))),
+        (Simulator("cancel"), Search("quorum", "late messages"), Histories("single", ("--phases", "stopped-holder"))),
     ),
     Plant(
         "no tombstone",
@@ -390,7 +390,7 @@ KNOWN: Final = (
         (NO_QUARANTINE,),
         (
             Simulator("snapshot"),
-            Search("restart"),
+            Search("restarts"),
             Histories("sentinel", ("--phases", "lagging-grant")),
         ),
     ),
@@ -413,7 +413,7 @@ KNOWN: Final = (
     Plant(
         "a quarantine without an end",
         (Change(QUEUE, "since + wait + grace - get_time_us() / 1000", "30000"),),
-        (Simulator("snapshot"), Search("restart")),
+        (Simulator("snapshot"), Search("restarts")),
     ),
     Plant(
         "a waiter gets the lock in a quarantine",

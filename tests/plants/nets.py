@@ -158,18 +158,30 @@ class Search(Net):
     """Every order of events within bounds."""
 
     title = "exhaustive search"
-    only: str
+    group: str
+    """What is searched: quorum, restarts or cohort."""
+    only: str = ""
     """What stands in the name of the search."""
 
     def command(self, scratch: Path) -> list[str]:
-        return [sys.executable, "-m", "plants.inside", "search", "--only", self.only]
+        return [
+            sys.executable,
+            "-m",
+            "plants.inside",
+            "search",
+            self.group,
+            "--only",
+            self.only,
+            "--seconds",
+            str(LIMIT - 20),
+        ]
 
     def judge(self, status: int, output: str, scratch: Path) -> tuple[bool, str]:
         if status not in {0, 1}:
             raise WentWrongError(output[-2000:])
         lines = [line for line in output.splitlines() if line.strip()]
         broken = next((line for line in lines if "BROKEN" in line or "broken:" in line.lower()), lines[-1])
-        return status == 1, f"{self.only}: {broken.strip()}"
+        return status == 1, f"{self.group}: {broken.strip()}"
 
 
 @dataclass(frozen=True)
