@@ -77,6 +77,9 @@ def broken(*parts, **options):
     return sorted({violation.check for violation in check(History.of(lines, **options))})
 
 
+OVERLAP = ["outlived", "overlap"]  # two that believe at one time, of which the later one was granted later
+
+
 def test_sections_one_after_the_other_break_nothing():
     assert broken(
         hold("x", 1.0, [1.1, 1.9], fence=1, letting=2.0, let=2.1), hold("y", 2.2, [2.3, 2.4], fence=2, asked=0.5)
@@ -86,14 +89,14 @@ def test_sections_one_after_the_other_break_nothing():
 @pytest.mark.rule(5)
 def test_two_that_believe_at_one_time_are_an_overlap():
     first, second = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)
-    assert broken(first, second) == ["overlap"]
-    (violation,) = check(History.of([*first, *second]))
+    assert broken(first, second) == OVERLAP
+    violation, _ = check(History.of([*first, *second]))
     assert "x (fence 1, until 2.5" in violation.text
     assert [line["h"] for line in violation.lines if line["e"] == "ok"] == ["x", "y", "x", "y"]
 
 
 def test_a_single_passing_ensure_inside_another_belief_is_an_overlap():
-    assert broken(hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0], fence=2)) == ["overlap"]
+    assert broken(hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0], fence=2)) == OVERLAP
 
 
 def test_one_who_only_holds_and_does_not_believe_is_none():
@@ -116,33 +119,63 @@ def test_readers_share_and_a_writer_is_alone_but_may_go_on_as_a_reader():
     reader = hold("x", 1, [1.1, 2], fence=1, **books)
     assert broken(reader, hold("y", 1.2, [1.3, 2], fence=2, **books)) == []
     writer = hold("w", 1.2, [1.3, 1.9], fence=2, weight=ALL, **books)
-    assert broken(reader, writer) == ["overlap"]
+    assert broken(reader, writer) == OVERLAP
     goes_on = hold("r", 1.5, [1.6, 3.0], fence=3, group="w", **books)
     assert broken(writer, goes_on) == []
-    assert broken(writer, goes_on, hold("v", 2.0, [2.1, 2.2], fence=4, weight=ALL, **books)) == ["overlap"]
+    assert broken(writer, goes_on, hold("v", 2.0, [2.1, 2.2], fence=4, weight=ALL, **books)) == OVERLAP
 
 
 def test_an_owner_may_take_over_from_itself_and_from_nobody_else():
     mine = {"name": "mine", "kind": "owner"}
     first = hold("x", 1, [1.1, 2], fence=1, group="owner ann", **mine)
     assert broken(first, hold("y", 1.2, [1.3, 1.4], fence=2, group="owner ann", **mine)) == []
-    assert broken(first, hold("y", 1.2, [1.3, 1.4], fence=2, group="owner bob", **mine)) == ["overlap"]
+    assert broken(first, hold("y", 1.2, [1.3, 1.4], fence=2, group="owner bob", **mine)) == OVERLAP
 
 
 def test_what_was_revoked_by_force_is_not_believed_any_more():
     first, second = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.8, [1.9, 3.0], fence=2)
     forced = controller("revoked", 1.7, name="a", force=True, since=1.6, done=True)
     assert broken(first, second, forced) == []
-    assert broken(first, second, forced | {"force": False}) == ["overlap"]
-    assert broken(first, second, forced | {"name": "b"}) == ["overlap"]
+    assert broken(first, second, forced | {"force": False}) == OVERLAP
+    assert broken(first, second, forced | {"name": "b"}) == OVERLAP
     later = hold("z", 2.5, [2.6, 2.7], fence=3)
-    assert broken(first, second, forced, later) == ["overlap"], "the next one is believed"
+    assert broken(first, second, forced, later) == OVERLAP, "the next one is believed"
 
 
 def test_with_a_stepped_clock_only_fences_are_checked():
     both = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)
     assert broken(*both, clock_stepped=True) == []
     assert broken(hold("x", fence=2), hold("y", 2.0, fence=1, asked=1.5), clock_stepped=True) == ["fence"]
+
+
+@pytest.mark.rule(5)
+def test_who_believes_after_a_later_grant_was_received_is_seen():
+    late = hold("x", 1.0, [1.1, 2.5], fence=1)
+    assert broken(late, hold("y", 2.0, fence=2)) == ["outlived"], "the later one need not believe"
+    assert broken(late, hold("y", 2.6, fence=2)) == []
+    assert broken(late, hold("y", 2.0, fence=2, name="b")) == []
+    assert broken(late, hold("y", 2.0, fence=2), clock_stepped=True) == []
+    assert broken(late, hold("y", 2.0, fence=2, group="x")) == [], "one writer that goes on as a reader"
+    assert broken(late, hold("y", 2.0, fence=2, group="x"), hold("z", 2.2, fence=3)) == ["outlived"]
+    forced = controller("revoked", 1.9, name="a", force=True, since=1.8, done=True)
+    assert broken(late, hold("y", 2.0, fence=2), forced) == []
+    pool = {"name": "pool", "kind": "semaphore", "limit": 3}
+    two = hold("x", 1.0, [1.1, 2.5], fence=1, weight=2, **pool)
+    assert broken(two, hold("y", 2.0, fence=2, **pool)) == []
+    assert broken(two, hold("y", 2.0, fence=2, **pool), hold("z", 2.1, fence=3, weight=2, **pool)) == ["outlived"]
+
+
+@pytest.mark.rule(2, 7)
+def test_a_lease_that_passes_on_after_a_later_grant_is_seen():
+    first = hold("x", 1.0, [1.1], fence=5, token="t", letting=2.0, let=2.1, how="release", ours=False)
+    passed = hold("y", 2.2, fence=6, token="t", asked=0.5)
+    assert broken(first, passed) == []
+    other = hold("z", 1.5, fence=900, asked=0.6, p="p1t")
+    assert broken(first, passed, other) == ["fence"], "it was passed on at 2.0, and the later grant was there at 1.5"
+    assert broken(first, passed, hold("z", 2.1, fence=900, asked=0.6, p="p1t")) == [], "it may have been granted later"
+    forced = controller("revoked", 1.4, name="a", force=True, since=1.3, done=True)
+    assert broken(first, passed, other, forced) == []
+    assert broken(first, passed, other, clock_stepped=True) == []
 
 
 @pytest.mark.rule(7)
@@ -240,6 +273,15 @@ def test_who_never_ends_is_seen_unless_it_was_killed():
     assert broken(section("s", ended=None)) == ["hang"]
     assert broken(section("s", ended=None), controller("killed", who="p0a")) == []
     assert broken(controller("hung", who="p0a", text="")) == ["hang"]
+
+
+@pytest.mark.rule(5)
+def test_who_waits_for_a_lease_that_a_stepped_clock_has_stretched_does_not_hang():
+    hung = [*section("s", ended=None), controller("hung", who="p0a", text="")]
+    probe = controller("probe", name="a", took=9.0, error="AcquireTimeout: ...")
+    stretched = controller("stretched", 5.0, name="a", seconds=3600.0)
+    assert broken(hung, probe, clock_stepped=True) == ["hang", "no progress"]
+    assert broken(hung, probe, stretched, clock_stepped=True) == []
 
 
 def test_errors_that_nobody_expects_are_seen():

@@ -7,8 +7,14 @@ Who may hold together. Each hold has a weight, its name a limit, and holds of on
 an rlock's owner in several processes, a writer that goes on as a reader. At no time do the groups weigh more than the
 limit. A lock has weight and limit 1; a semaphore its permits and its limit; a reader 1 and a writer the whole limit.
 
+Order. A later grant has a higher fence. Of two leases the later one is known by what was written: somebody asked for
+it after the other one had been received; or it passed on inside a process (the same token, a higher fence), which
+happened no earlier than the section before it began to end. And who has received the later of two grants that cannot
+be held together proves that the earlier lease was over: no `ensure()` of that may pass afterwards.
+
 What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
-which a server's clock was stepped only the fences are checked (rule 5).
+which a server's clock was stepped no exclusion is promised, only the fences are (rule 5). If such a step has stretched
+the life of a lease in the server, nobody can tell when those that wait for that lease get on.
 """
 
 from __future__ import annotations
@@ -97,6 +103,7 @@ class History:
     pauses: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     revoked: list[Line] = field(default_factory=list)
     clock_stepped: bool = False
+    stretched: bool = False  # whether a stepped clock has made a lease last longer than any ttl
     patience: float = 5.0  # seconds that a server may stay away before a call raises Unavailable
 
     @classmethod
@@ -121,6 +128,8 @@ class History:
             self.pauses[line["who"]].append((t, line["until"]))
         elif event == "revoked":
             self.revoked.append(line)
+        elif event == "stretched":
+            self.stretched = True
         if hold := self.holds.get(line.get("h", "")):
             hold.lines.append(line)
             self._of_hold(hold, event, t, line)
@@ -182,6 +191,11 @@ class History:
                 oks = [t for t in oks if t < line["since"]]
         return (oks[0], oks[-1]) if oks else None
 
+    def was_forced(self, name: str, since: float, until: float) -> bool:
+        """Whether somebody may have revoked a lease on this name by force between these times."""
+        forced = (line for line in self.revoked if line["force"] and line["name"] == name)
+        return any(line["since"] < until and line["t"] > since for line in forced)
+
     def _may_be_revoked(self, hold: Hold, done: float) -> bool:
         """Whether a revocation that was over at `done` may have met this hold: granted before, or heard of late."""
         got = hold.got or 0.0
@@ -223,30 +237,90 @@ def overlaps(history: History) -> Iterator[Violation]:
                 inside[number] = hold
 
 
+def outlived(history: History) -> Iterator[Violation]:
+    """Nobody believes in a lease after a later grant, beside which it cannot be held, was received."""
+    if history.clock_stepped:
+        return
+    for name, holds in history.by_name().items():
+        later: dict[int, list[Hold]] = {}  # weight -> the first two holds, of different groups, with a higher fence
+        for hold in sorted(holds, key=lambda hold: -hold.fence):
+            span = history.believed(hold)
+            if span is not None:
+                received = [
+                    other
+                    for weight, first in later.items()
+                    if weight + hold.weight > hold.limit
+                    for other in first
+                    if other.group != hold.group and other.fence > hold.fence and _got(other) < span[1]
+                ]
+                if received:
+                    other = min(received, key=_got)
+                    text = (
+                        f"{hold.id} (fence {hold.fence}) was believed at {span[1]:.6f}, after {other.id} had received"
+                    )
+                    text += f" the later fence {other.fence}"
+                    yield Violation("outlived", f"{name}: {text}", _story(hold, other))
+            _keep_first_two(later.setdefault(hold.weight, []), hold)
+
+
+def _keep_first_two(first: list[Hold], hold: Hold) -> None:
+    """Keep the holds that were received first: of each group one, and of all groups two."""
+    for other in first:
+        if other.group == hold.group:
+            if _got(hold) < _got(other):
+                first.remove(other)
+                break
+            return
+    first.append(hold)
+    first.sort(key=_got)
+    del first[2:]
+
+
 def fences(history: History) -> Iterator[Violation]:
     """A grant that came after another one has a higher fence; two grants never have the same one."""
     for name, holds in history.by_name().items():
         # The first hold of each lease, since an rlock can be entered again. Sections of a cohort share a token.
         grants: dict[tuple[str, int], Hold] = {}
-        asked: dict[tuple[str, int], float] = {}
         for hold in sorted(holds, key=_got):
-            lease = hold.token, hold.fence
-            grants.setdefault(lease, hold)
-            asked[lease] = min(hold.asked, asked.get(lease, hold.asked))
+            grants.setdefault((hold.token, hold.fence), hold)
         first: dict[int, Hold] = {}
         for hold in grants.values():
             if (other := first.setdefault(hold.fence, hold)) is not hold:
                 text = f"{name}: {hold.id} and {other.id} have one fence {hold.fence}"
                 yield Violation("fence", text, _story(hold, other))
-        # What somebody had before another one asked was granted before.
+        # What somebody had before another one began was granted before.
+        begun = _begun(history, name, holds)
         before, highest = list(grants.values()), None
-        for lease, hold in sorted(grants.items(), key=lambda item: asked[item[0]]):
-            while before and _got(before[0]) < asked[lease]:
+        for lease, hold in sorted(grants.items(), key=lambda item: begun[item[0]]):
+            while before and _got(before[0]) < begun[lease]:
                 other = before.pop(0)
                 highest = other if highest is None or other.fence > highest.fence else highest
             if highest is not None and highest.fence > hold.fence:
-                text = f"{hold.id} has the fence {hold.fence}, though {highest.id} had {highest.fence} before it asked"
+                how = "it asked" if begun[lease] <= hold.asked else "its lease was passed on"
+                text = f"{hold.id} has the fence {hold.fence}, though {highest.id} had {highest.fence} before {how}"
                 yield Violation("fence", f"{name}: {text}", _story(highest, hold))
+
+
+def _begun(history: History, name: str, holds: list[Hold]) -> dict[tuple[str, int], float]:
+    """The time before which each lease, by token and fence, cannot have begun."""
+    begun: dict[tuple[str, int], float] = {}
+    ending: dict[tuple[str, int], float] = {}
+    fences: dict[str, set[int]] = defaultdict(set)
+    for hold in holds:
+        lease = hold.token, hold.fence
+        fences[hold.token].add(hold.fence)
+        begun[lease] = min(hold.asked, begun.get(lease, hold.asked))
+        if hold.letting is not None:
+            ending[lease] = min(hold.letting, ending.get(lease, hold.letting))
+    if history.clock_stepped:  # then a lease that passes on excludes nobody
+        return begun
+    for token, several in fences.items():
+        ordered = sorted(several)
+        for former, fence in zip(ordered, ordered[1:], strict=False):
+            passed, asked = ending.get((token, former)), begun[token, former]
+            if passed is not None and not history.was_forced(name, asked, passed):
+                begun[token, fence] = max(begun[token, fence], passed)
+    return begun
 
 
 def _got(hold: Hold) -> float:
@@ -337,7 +411,7 @@ def liveness(history: History) -> Iterator[Violation]:
                 yield Violation("slow", f"{hold.name}: {hold.id}: its release took {took:.2f} s", _story(hold))
     for section in history.sections.values():
         if section.ended is None:
-            if section.process not in history.killed:
+            if section.process not in history.killed and not history.stretched:
                 yield Violation("hang", f"{section.id} began and never ended", _around(history, section))
         elif section.cancels:
             first = section.cancels[0]
@@ -356,12 +430,14 @@ def errors(history: History) -> Iterator[Violation]:
     for line in history.lines:
         if line["e"] in {"logged", "unhandled", "died"}:
             yield Violation("error", f"{line.get('who', line['p'])} {line['e']}: {line['text']}", [line])
-        if line["e"] == "hung":
+        if line["e"] == "hung" and not history.stretched:
             yield Violation("hang", f"{line['who']} did not end after the drain: {line['text']}", [line])
 
 
 def leftovers(history: History) -> Iterator[Violation]:
     """After the drain every name can be had, and nothing is left in the servers but records with a TTL."""
+    if history.stretched:
+        return
     for line in history.lines:
         if line["e"] == "left":
             yield Violation("left", f"{line['key']} is left in the server: {line['about']}", [line])
@@ -371,7 +447,7 @@ def leftovers(history: History) -> Iterator[Violation]:
 
 
 CHECKS: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
-    overlaps, fences, nested, told, releases, cancellations, liveness, errors, leftovers,
+    overlaps, outlived, fences, nested, told, releases, cancellations, liveness, errors, leftovers,
 )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ MOST_LATE: Final = 0.8  # of the time: a bound comes nearer on any machine
 STARTING: Final = 30.0  # seconds
 QUEUED_FOR: Final = 10.0  # seconds for which the server remembers a queue in which nobody lives
 SETTLING: Final = 0.3  # seconds in which what a process gave back at its end is gone from the servers
+LATE_END: Final = 1.0  # seconds by which a lease may last longer in a server than the longest ttl
 ENDING: Final = 5.0  # seconds that a fault has to end when all is to end
 SLOW: Final = 10.0  # seconds that a busy machine may take beyond what is promised
 
@@ -318,6 +319,7 @@ class Controller:
         except Exception as error:  # of the rig, not of interlock: there is no verdict on what comes after
             self.spoiled = f"the servers did not get well: {error}"
             return
+        self._look_for_stretched()
         self.pen.write("healed")
         end = time.monotonic() + CALM
         while time.monotonic() < end:
@@ -353,9 +355,24 @@ class Controller:
                     self.pen.write("died", who=worker.name, text=f"exit status {code}: {self._stderr(worker)}")
 
     def _hung(self, worker: Worker) -> None:
+        self._look_for_stretched()
         worker.process.send_signal(signal.SIGUSR1)  # faulthandler says where it stands
         time.sleep(0.3)
         self.pen.write("hung", who=worker.name, text=self._stderr(worker))
+
+    def _look_for_stretched(self) -> None:
+        """Note the leases that last longer than any ttl, because the clock was ahead when they were granted.
+
+        The server keeps the time at which a lease ends, by its own clock: once that clock is right again, such a lease
+        lasts longer by as much as the clock was ahead.
+        """
+        if not self.rig.stepped:
+            return
+        for node in self.rig.primaries():
+            for name in self.settings.names:
+                seconds = _lasts(node, f"lock:{name}")
+                if seconds > self.settings.max_ttl + LATE_END:
+                    self.pen.write("stretched", name=name, seconds=round(seconds, 3))
 
     # What a new client finds
 
@@ -391,6 +408,8 @@ class Controller:
             began, left, error = clock(), self._allow(self._bound()), "not asked"
             while error and left() > 0:
                 error = self._probed(name, left())
+            if error:
+                self._look_for_stretched()
             self.pen.write("probe", name=name, took=clock() - began, error=error)
 
     def _probed(self, name: str, seconds: float) -> str:
@@ -458,6 +477,15 @@ class Controller:
                 elif ms > 0 and key in locks | waiting:
                     found.append((key, f"at port {node.port}, for {ms} ms more"))
         return found
+
+
+def _lasts(node: Any, key: str) -> float:
+    """Seconds until the server ends the last lease in this key, by the clock of the server."""
+    kind, pttl = ask_all(node, [("TYPE", key), ("PTTL", key)])
+    if kind != "zset":
+        return float(pttl) / 1000
+    last, (seconds, us) = ask_all(node, [("ZRANGE", key, -1, -1, "WITHSCORES"), ("TIME",)])
+    return float(last[1]) / 1000 - int(seconds) - int(us) / 1e6 if last else 0.0
 
 
 def play(settings: Settings, directory: Path, say: Callable[[str], None] = lambda _: None) -> Verdict:

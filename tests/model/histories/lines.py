@@ -25,6 +25,7 @@ The controller writes, as process "controller":
     paused    who, until                            a worker process, or "*" the machine, stood still from `t` on
     killed    who                                   a worker process was killed
     revoked   name, force, since, done              somebody revoked the holder of this name
+    stretched name, seconds                         a stepped clock has made the lease on this name last so long
     healed                                          all faults are over, all servers are up
     drained                                         no worker begins a section any more
     hung, died   who, text                          a worker process did not end in time; ended by itself
