@@ -1,4 +1,4 @@
-"""Earlier versions of interlock, built as wheels from commits of this repository and unpacked beside each other."""
+"""Earlier versions of interlock, from commits of this repository, beside each other: as wheels, or as sources."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from functools import cache
 from pathlib import Path
 
 from harness.matrix import required
@@ -23,10 +24,38 @@ OLDER = {
 }
 
 
+@cache
+def last_of_days() -> tuple[str, ...]:
+    """The last commit of each day from that of the oldest version on, without the day of the newest commit.
+
+    Empty without that history: in a shallow clone, or outside of one.
+    """
+    told = _git("log", "--format=%h %cs", f"{FIRST}~1..HEAD")
+    last: dict[str, str] = {}
+    for line in told.stdout.decode().splitlines() if told.returncode == 0 else ():
+        commit, _, day = line.partition(" ")
+        last.setdefault(day, commit)
+    return tuple(commit for day, commit in sorted(last.items()))[:-1]
+
+
+def unpacked_source(commit: str, directory: Path) -> Path:
+    """Unpack the packages of a commit, without building them: where they are. Raises LookupError without it."""
+    archive = _git("archive", commit, "src")
+    if archive.returncode:
+        raise LookupError(f"no history with {commit} here: {archive.stderr.decode().strip()}")
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:
+        packed.extractall(directory, filter="data")
+    return directory / "src"
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, check=False)
+
+
 def unpacked_wheel(commit: str, directory: Path) -> Path:
     """Build the wheel of a commit, and unpack it: where its packages are. Skips the test without that history."""
     tree = directory / "tree"
-    archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=False)
+    archive = _git("archive", commit)
     if archive.returncode:
         required(f"no history with {commit} here: {archive.stderr.decode().strip()}")
     with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as packed:

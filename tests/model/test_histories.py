@@ -165,6 +165,39 @@ def test_who_believes_after_a_later_grant_was_received_is_seen():
     assert broken(two, hold("y", 2.0, fence=2, **pool), hold("z", 2.1, fence=3, weight=2, **pool)) == ["outlived"]
 
 
+def wrote(h, since, until, *, accepted=True, p="p0t"):
+    return {"t": since, "p": p, "e": "wrote", "h": h, "until": until, "accepted": accepted}
+
+
+@pytest.mark.rule(7)
+def test_a_stale_write_that_the_store_accepts_is_seen():
+    first, second = hold("x", 1.0, [1.1, 1.2], fence=1), hold("y", 2.0, [2.1, 2.9], fence=2)
+    assert broken(first, second, wrote("x", 1.3, 1.4), wrote("y", 2.2, 2.3)) == []
+    assert broken(first, second, wrote("x", 2.1, 2.15), wrote("y", 2.2, 2.3)) == [], "nobody had written before it"
+    assert broken(first, second, wrote("x", 3.0, 3.1), wrote("y", 2.2, 2.3)) == ["stale write"]
+    assert broken(first, second, wrote("x", 3.0, 3.1), wrote("y", 2.2, 2.3), clock_stepped=True) == ["stale write"]
+    assert broken(first, second, wrote("x", 3.0, 3.1, accepted=False), wrote("y", 2.2, 2.3)) == []
+    assert broken(first, second, wrote("x", 2.2, 2.4), wrote("y", 2.3, 2.5)) == [], "at one time"
+
+
+@pytest.mark.rule(5, 7)
+def test_a_holder_that_the_store_refuses_is_seen():
+    believer, refused = hold("x", 1.0, [1.1, 2.5], fence=1), wrote("x", 2.0, 2.1, accepted=False)
+    assert broken(believer, refused) == ["refused write"]
+    assert broken(believer, refused, clock_stepped=True) == []
+    assert broken(hold("x", 1.0, [1.1, 1.9], fence=1), refused) == [], "it did not believe any more"
+    forced = controller("revoked", 1.9, name="a", force=True, since=1.8, done=True)
+    assert broken(believer, refused, forced) == []
+
+
+@pytest.mark.rule(5, 7)
+def test_a_write_beside_a_holder_that_has_written_is_seen():
+    believer, other = hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 2.6, fence=2, asked=0.5)
+    assert broken(believer, other, wrote("x", 1.2, 1.3), wrote("y", 2.0, 2.1)) == ["stale write"]
+    assert broken(believer, other, wrote("y", 2.0, 2.1)) == [], "the believer had not written yet"
+    assert broken(believer, other, wrote("x", 1.2, 1.3), wrote("y", 2.6, 2.7)) == []
+
+
 @pytest.mark.rule(2, 7)
 def test_a_lease_that_passes_on_after_a_later_grant_is_seen():
     first = hold("x", 1.0, [1.1], fence=5, token="t", letting=2.0, let=2.1, how="release", ours=False)
@@ -284,6 +317,14 @@ def test_who_waits_for_a_lease_that_a_stepped_clock_has_stretched_does_not_hang(
     assert broken(hung, probe, stretched, clock_stepped=True) == []
 
 
+def test_an_older_version_is_judged_for_what_all_versions_keep_together():
+    older = controller("older", 0.0, who="p0t", version="49003b8")
+    own = [*section("s", outcome="KeyError", p="p0t"), *hold("x", 1.0, [1.1, 2.5], lost=2.6, untold=9.0)]
+    assert broken(own) == ["error", "untold"]
+    assert broken(older, own) == []
+    assert broken(older, own, hold("y", 1.5, [2.0, 2.1], fence=2, p="p1t")) == OVERLAP
+
+
 def test_errors_that_nobody_expects_are_seen():
     assert broken(section("s", outcome="KeyError")) == ["error"]
     assert broken(section("s", outcome="AcquireTimeout")) == []
@@ -318,14 +359,15 @@ def test_the_lines_of_a_process_that_was_killed_are_read_up_to_the_last_whole_on
 
 
 def test_a_seed_draws_the_same_turns_again():
-    settings = Settings(seed=5)
+    settings = Settings(seed=5).settled()
     one, same = ([draw(settings.random("p0t/w0"), settings, mode) for mode in MODES] for _ in range(2))
     assert one == same
     assert Settings.loads(settings.dumps()) == settings
 
 
 def test_every_kind_style_and_fault_is_known():
-    random, settings = Settings().random("turns"), Settings()
+    settings = Settings().settled()
+    random = settings.random("turns")
     turns = [draw(random, settings, "asyncio") for _ in range(2000)]
     assert {turn.kind for turn in turns} == {*KINDS}
     assert {turn.style for turn in turns} == {*settings.styles}
@@ -347,6 +389,7 @@ def test_wrong_usage_is_refused_with_what_is_possible(capsys):
 SHORT = Settings(
     seed=3, seconds=2.0, processes=2, workers=3, pace=0.4, max_ttl=1.5, tls=False,
     kinds=tuple(kind for kind in KINDS if kind != "owner"),  # two of one process may take over from each other
+    phases=(), older=(),
     faults=("kill", "stop", "client-kill", "script-flush", "restart-killed", "handover", "migrate", "server-stop"),
 )  # fmt: skip
 
@@ -377,7 +420,12 @@ def test_a_short_history_breaks_no_promise(topology, tmp_path):
 PLANTED = {  # what is broken -> what the checker must say
     "believes": ("overlap", {}),
     "shares": ("overlap", {}),
-    "uncounted": ("cancellation", {"faults": ("revoke",), "pace": 0.1, "modes": ("asyncio",)}),
+    "backwards": ("refused write", {}),
+    "unguarded": ("stale write", {"phases": ("stopped-holder",)}),
+    "afterwards": ("outlived", {"phases": ("late-reply",)}),
+    "forgets": ("outlived", {"phases": ("lost-grant",), "max_ttl": 2.0}),
+    "passes": ("false release", {"phases": ("stopped-holder",)}),
+    "uncounted": ("cancellation", {"phases": ("stopped-holder",), "modes": ("asyncio",)}),
 }
 
 

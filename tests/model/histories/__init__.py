@@ -12,7 +12,9 @@ at what is left in the servers. The *checker* is a set of pure functions over th
     settings.py  what one history is made of; every choice comes from its seed
     worker.py    the program of a worker process
     rigs.py      the servers: single, sentinel, cluster, quorum
+    store.py     the data beside the locks, into which sections write with their fences
     faults.py    the faults, each a function with a name
+    phases.py    the phases: scenes between the random faults, each directed at one promise
     late.py      how long processes waited for a processor
     history.py   the controller: one history from the start of the servers to the verdict
     cli.py       scripts/histories

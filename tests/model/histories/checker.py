@@ -7,10 +7,16 @@ Who may hold together. Each hold has a weight, its name a limit, and holds of on
 an rlock's owner in several processes, a writer that goes on as a reader. At no time do the groups weigh more than the
 limit. A lock has weight and limit 1; a semaphore its permits and its limit; a reader 1 and a writer the whole limit.
 
+Writes. A section writes with its fence into a store beside (`store.py`), which refuses a lower fence than one that it
+has accepted. So nobody who holds the lock is refused, and what an earlier holder writes later is.
+
 Order. A later grant has a higher fence. Of two leases the later one is known by what was written: somebody asked for
 it after the other one had been received; or it passed on inside a process (the same token, a higher fence), which
 happened no earlier than the section before it began to end. And who has received the later of two grants that cannot
 be held together proves that the earlier lease was over: no `ensure()` of that may pass afterwards.
+
+Versions. Processes of an older version are judged for what all versions must keep together: exclusion, order, writes.
+How such a process reports losses, how long its calls take and which errors it raises is nobody's concern any more.
 
 What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
 which a server's clock was stepped no exclusion is promised, only the fences are (rule 5). If such a step has stretched
@@ -19,9 +25,11 @@ the life of a lease in the server, nobody can tell when those that wait for that
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +44,14 @@ MOST: Final = 5  # violations of one kind that are reported
 CANCELLED: Final = "CancelledError"
 BODY: Final = "BodyError"  # what bodies raise by themselves
 EXPECTED: Final = frozenset({"", "AcquireTimeout", "Unavailable", "LeaseLost", CANCELLED, BODY})
+
+
+class Write(NamedTuple):
+    """What a hold wrote into the store."""
+
+    since: float  # when the worker asked, and when it had the answer
+    until: float
+    accepted: bool
 
 
 @dataclass
@@ -57,6 +73,7 @@ class Hold:
     got: float | None = None
     failed: float | None = None
     oks: list[float] = field(default_factory=list)
+    writes: list[Write] = field(default_factory=list)
     lost: float | None = None
     untold: float | None = None
     letting: float | None = None
@@ -100,6 +117,7 @@ class History:
     holds: dict[str, Hold] = field(default_factory=dict)
     sections: dict[str, Section] = field(default_factory=dict)
     killed: dict[str, float] = field(default_factory=dict)
+    older: set[str] = field(default_factory=set)  # processes that run an older version
     pauses: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     revoked: list[Line] = field(default_factory=list)
     clock_stepped: bool = False
@@ -128,6 +146,8 @@ class History:
             self.pauses[line["who"]].append((t, line["until"]))
         elif event == "revoked":
             self.revoked.append(line)
+        elif event == "older":
+            self.older.add(line["who"])
         elif event == "stretched":
             self.stretched = True
         if hold := self.holds.get(line.get("h", "")):
@@ -148,6 +168,8 @@ class History:
             hold.failed = t
         elif event == "ok":
             hold.oks.append(t)
+        elif event == "wrote":
+            hold.writes.append(Write(t, line["until"], line["accepted"]))
         elif event == "lost":
             hold.lost = t if hold.lost is None else hold.lost
         elif event == "untold":
@@ -190,6 +212,14 @@ class History:
             if line["force"] and line["name"] == hold.name and self._may_be_revoked(hold, line["t"]):
                 oks = [t for t in oks if t < line["since"]]
         return (oks[0], oks[-1]) if oks else None
+
+    def judged(self) -> list[Hold]:
+        """The holds of this version, for what a version promises to its own callers."""
+        return [hold for hold in self.holds.values() if hold.process not in self.older]
+
+    def judged_sections(self) -> list[Section]:
+        """The sections of this version."""
+        return [section for section in self.sections.values() if section.process not in self.older]
 
     def was_forced(self, name: str, since: float, until: float) -> bool:
         """Whether somebody may have revoked a lease on this name by force between these times."""
@@ -316,7 +346,7 @@ def _begun(history: History, name: str, holds: list[Hold]) -> dict[tuple[str, in
         return begun
     for token, several in fences.items():
         ordered = sorted(several)
-        for former, fence in zip(ordered, ordered[1:], strict=False):
+        for former, fence in pairwise(ordered):
             passed, asked = ending.get((token, former)), begun[token, former]
             if passed is not None and not history.was_forced(name, asked, passed):
                 begun[token, fence] = max(begun[token, fence], passed)
@@ -327,9 +357,52 @@ def _got(hold: Hold) -> float:
     return hold.got or 0.0
 
 
+def writes(history: History) -> Iterator[Violation]:
+    """The store refuses an earlier holder once a later one has written, and nobody who believes."""
+    for name, holds in history.by_name().items():
+        written = sorted(
+            ((write, hold) for hold in holds for write in hold.writes if write.accepted), key=lambda each: each[0]
+        )
+        yield from _stale(name, written)
+        if not history.clock_stepped:
+            yield from _disturbed(history, name, holds, written)
+
+
+def _stale(name: str, written: list[tuple[Write, Hold]]) -> Iterator[Violation]:
+    before, highest = sorted(written, key=lambda each: each[0].until), None
+    for write, hold in written:
+        while before and before[0][0].until < write.since:
+            other = before.pop(0)[1]
+            highest = other if highest is None or other.fence > highest.fence else highest
+        if highest is not None and highest.fence > hold.fence:
+            text = f"{hold.id} wrote with the fence {hold.fence} after {highest.id} had written with {highest.fence}"
+            yield Violation("stale write", f"{name}: {text}", _story(highest, hold))
+
+
+def _disturbed(
+    history: History, name: str, holds: list[Hold], written: list[tuple[Write, Hold]]
+) -> Iterator[Violation]:
+    """A holder that has written is refused, or another one writes, while that holder still believes."""
+    for hold in holds:
+        span = history.believed(hold)
+        if span is None or not hold.writes:
+            continue
+        for write in hold.writes:
+            if not write.accepted and write.until < span[1]:
+                text = f"the store refused {hold.id} (fence {hold.fence}) at {write.until:.6f}, and it still believed"
+                yield Violation("refused write", f"{name}: {text} at {span[1]:.6f}", _story(hold))
+        first = min((write.until for write in hold.writes if write.accepted), default=span[1])
+        for write, other in written[bisect_left(written, first, key=lambda each: each[0].since) :]:
+            if write.since > span[1]:
+                break
+            if other.group != hold.group and write.until < span[1]:
+                text = f"{other.id} (fence {other.fence}) wrote at {write.since:.6f}, while {hold.id} (fence"
+                yield Violation("stale write", f"{name}: {text} {hold.fence}) believed", _story(hold, other))
+
+
 def nested(history: History) -> Iterator[Violation]:
     """Who enters an rlock once more has the same lease and fence; or the newer lease of another caller of its owner."""
-    for hold in history.holds.values():
+    for hold in history.judged():
         for line in hold.nested:
             if hold.group.startswith("owner") and line["fence"] > hold.fence:
                 continue
@@ -341,7 +414,7 @@ def told(history: History) -> Iterator[Violation]:
     """A lease that ended without a release is reported: the event, the callback (once), LeaseLost on leaving."""
     if history.clock_stepped:
         return
-    for hold in history.holds.values():
+    for hold in history.judged():
         lost, untold = hold.lost, hold.untold
         if (
             lost is not None
@@ -368,6 +441,8 @@ def releases(history: History) -> Iterator[Violation]:
         if name in forced or holds[0].limit != 1:
             continue
         for hold in holds:
+            if hold.process in history.older:
+                continue
             if hold.let is None or hold.letting is None or hold.error or hold.ours is False or hold.how == "drop":
                 continue
             for other in holds:
@@ -380,7 +455,7 @@ def releases(history: History) -> Iterator[Violation]:
 
 def cancellations(history: History) -> Iterator[Violation]:
     """Each cancellation that was asked for comes out, none else does, and `cancelling()` counts those only."""
-    for section in history.sections.values():
+    for section in history.judged_sections():
         if section.ended is None:
             continue
         asked, bare = len(section.cancels), section.outcome == CANCELLED
@@ -397,7 +472,7 @@ def cancellations(history: History) -> Iterator[Violation]:
 
 def liveness(history: History) -> Iterator[Violation]:
     """Each call ends within its time, and every section ends."""
-    for hold in history.holds.values():
+    for hold in history.judged():
         done = hold.got if hold.got is not None else hold.failed
         if done is not None and hold.timeout is not None:
             bound = (hold.timeout or TRY) + SLACK
@@ -409,7 +484,7 @@ def liveness(history: History) -> Iterator[Violation]:
             took = hold.let - hold.letting - history.paused(hold.process, hold.letting, hold.let)
             if took > history.patience + SLACK:
                 yield Violation("slow", f"{hold.name}: {hold.id}: its release took {took:.2f} s", _story(hold))
-    for section in history.sections.values():
+    for section in history.judged_sections():
         if section.ended is None:
             if section.process not in history.killed and not history.stretched:
                 yield Violation("hang", f"{section.id} began and never ended", _around(history, section))
@@ -424,10 +499,12 @@ def liveness(history: History) -> Iterator[Violation]:
 
 def errors(history: History) -> Iterator[Violation]:
     """Nothing comes out of interlock but its own errors, and nothing goes wrong unseen."""
-    for section in history.sections.values():
+    for section in history.judged_sections():
         if section.ended is not None and section.outcome not in EXPECTED:
             yield Violation("error", f"{section.id} ended with {section.outcome}", _around(history, section))
     for line in history.lines:
+        if line.get("who", line["p"]) in history.older:
+            continue
         if line["e"] in {"logged", "unhandled", "died"}:
             yield Violation("error", f"{line.get('who', line['p'])} {line['e']}: {line['text']}", [line])
         if line["e"] == "hung" and not history.stretched:
@@ -447,7 +524,7 @@ def leftovers(history: History) -> Iterator[Violation]:
 
 
 CHECKS: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
-    overlaps, outlived, fences, nested, told, releases, cancellations, liveness, errors, leftovers,
+    overlaps, outlived, fences, writes, nested, told, releases, cancellations, liveness, errors, leftovers,
 )  # fmt: skip
 
 
@@ -487,7 +564,10 @@ def tally(history: History) -> Counter[str]:
         if hold.got is not None:
             counts["granted"] += 1
             counts[f"granted: {hold.kind}"] += 1
+            counts["granted: to older versions"] += hold.process in history.older
             counts["ensure() passed"] += len(hold.oks)
+            counts["writes"] += len(hold.writes)
+            counts["writes refused"] += sum(not write.accepted for write in hold.writes)
         if hold.lost is not None:
             counts["losses seen"] += 1
         if "LeaseLost" in hold.error or hold.callbacks:
@@ -497,4 +577,6 @@ def tally(history: History) -> Counter[str]:
     for line in history.lines:
         if line["e"] == "fault":
             counts[f"fault: {line['fault']}"] += 1
+        if line["e"] == "played":
+            counts[f"phase: {line['phase']}" + ", absent" * (not line["came"])] += 1
     return counts

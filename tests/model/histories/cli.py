@@ -21,7 +21,7 @@ from interlock.errors import Unavailable
 from model.histories import faults
 from model.histories.history import OtherCopy, Verdict, play
 from model.histories.lines import clock, shown
-from model.histories.settings import KINDS, MODES, STYLES, TOPOLOGIES, Settings
+from model.histories.settings import KINDS, MODES, PHASE_NAMES, STYLES, TOPOLOGIES, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -40,11 +40,13 @@ examples:
   scripts/histories --minutes 30 --json summary.json           as many as fit into half an hour; the sums for a program
   scripts/histories --topology single --seed 7 --histories 1   what seed 7 chooses (real timing differs from run to run)
   scripts/histories --faults kill,stop,partition --kinds lock  some faults and kinds only; --faults none for none
+  scripts/histories --phases lost-grant --faults none          one phase, again and again
   scripts/histories --report /tmp/histories                    keep the lines of every process, also when all is well
 
 kinds    {", ".join(KINDS)}
 styles   {", ".join(STYLES)}   (crossed: entered in one thread or task, left in another)
 faults   {", ".join(faults.NAMES)}
+phases   {", ".join(PHASE_NAMES)}
 
 Exit status: 0 all is well; 1 a promise was broken (what, the seed, and the lines that show it are printed, and all
 lines are kept); 2 wrong usage; 3 the servers of every history failed to get well; 4 a worker imported another copy of
@@ -64,6 +66,10 @@ def _some(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def _commits(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(each.strip() for each in text.split(",") if each.strip())
+
+
 def parser() -> argparse.ArgumentParser:
     """What may be said."""
     made = argparse.ArgumentParser(
@@ -77,6 +83,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--faults", type=_some(faults.NAMES), default=None, help="only these, with commas (all); none: no faults"
     )
+    made.add_argument(
+        "--phases",
+        type=_some(PHASE_NAMES),
+        default=None,
+        help="only these (two that the seed chooses); none: no phases",
+    )
+    made.add_argument(
+        "--older", type=_commits, default=None,
+        help="commits whose version half of the processes run; none: no older version (the seed decides)",
+    )  # fmt: skip
+    made.add_argument("--max-ttl", type=float, default=None, help="seconds: the longest ttl (the seed decides)")
     made.add_argument("--kinds", type=_some(KINDS), default=KINDS, help="only these (all)")
     made.add_argument("--styles", type=_some(STYLES), default=STYLES, help="only these ways to enter and leave (all)")
     made.add_argument("--mode", choices=[*MODES, "both"], default="both")
@@ -108,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings = Settings(
                 topology=topology, seed=seed, seconds=said.seconds, faults=said.faults, kinds=said.kinds,
                 styles=said.styles, modes=MODES if said.mode == "both" else (said.mode,), tls=said.tls,
+                phases=said.phases, max_ttl=said.max_ttl, older=said.older,
                 processes=said.processes, workers=said.workers, pace=said.pace, server=said.server,
             )  # fmt: skip
             if settings.used_kinds:
@@ -116,6 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nstopped; so far:")
     except Missing as missing:
         print(f"\nthis machine has no such server: {missing}", file=sys.stderr)
+        return 2
+    except LookupError as missing:
+        print(f"\n{missing}", file=sys.stderr)
         return 2
     except OtherCopy as other:
         print(f"\n{other}", file=sys.stderr)
@@ -187,6 +208,9 @@ def sum_up(verdicts: list[Verdict], seconds: float) -> dict[str, object]:
         "sections": counts["granted"],
         "sections a second": round(counts["granted"] / max(1.0, sum(each.settings.seconds for each in verdicts)), 1),
         "ensure() passed": counts["ensure() passed"],
+        "phases": sum(
+            number for name, number in counts.items() if name.startswith("phase: ") and not name.endswith("absent")
+        ),
         "faults": sum(number for name, number in counts.items() if name.startswith("fault: ")),
         "losses told": counts["losses told"],
         "seconds": round(seconds, 1),

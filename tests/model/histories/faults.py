@@ -42,7 +42,7 @@ def stop(run: Controller, random: Random) -> str:
     worker = run.some_worker(random)
     if worker is None:
         return ""
-    seconds = random.choice((random.uniform(0.05, 0.6), random.uniform(0.5, 2 * run.settings.max_ttl)))
+    seconds = random.choice((random.uniform(0.05, 0.6), random.uniform(0.5, 2 * run.max_ttl)))
     with run.stopped(worker):
         run.sleep(seconds)
     return f"{worker.name} for {seconds:.2f} s"
@@ -60,7 +60,7 @@ def client_kill(run: Controller, random: Random) -> str:
 
 def client_pause(run: Controller, random: Random) -> str:
     """CLIENT PAUSE: requests wait."""
-    node, ms, which = _some(run, random), random.randrange(50, 1500), random.choice(("WRITE", "ALL"))
+    node, ms, which = _some(run, random), random.randrange(50, 600), random.choice(("WRITE", "ALL"))
     ask(node, "CLIENT", "PAUSE", ms, which)
     time.sleep(ms / 1000)
     return f"{which} for {ms} ms at port {node.port}"
@@ -119,7 +119,7 @@ def line_cut(run: Controller, random: Random) -> str:
 
 def line_held(run: Controller, random: Random) -> str:
     """Nothing goes through a line for a while; then all of it does, late."""
-    line, seconds = random.choice(run.rig.lines), random.choice((random.uniform(0.05, 0.5), random.uniform(0.5, 6.0)))
+    line, seconds = random.choice(run.rig.lines), _silence(random)
     line.hold = True
     try:
         run.sleep(seconds)
@@ -136,7 +136,7 @@ def line_frozen(run: Controller, random: Random) -> str:
 
 def line_refused(run: Controller, random: Random) -> str:
     """All connections of a line end, and new ones end at once, for a while."""
-    line, seconds = random.choice(run.rig.lines), random.uniform(0.1, 3.0)
+    line, seconds = random.choice(run.rig.lines), random.uniform(0.05, 1.0)
     line.refuse = True
     try:
         line.cut()
@@ -163,7 +163,7 @@ def replies_lost(run: Controller, random: Random) -> str:
 
 def server_stop(run: Controller, random: Random) -> str:
     """SIGSTOP of the server: connections stay, nothing answers."""
-    node, seconds = _some(run, random), random.choice((random.uniform(0.1, 0.8), random.uniform(0.5, 3.0)))
+    node, seconds = _some(run, random), _silence(random)
     node.pause()
     try:
         time.sleep(seconds)
@@ -176,7 +176,7 @@ def restart_killed(run: Controller, random: Random) -> str:
     """SIGKILL of the server; it comes up again with its append-only file."""
     (node,) = run.rig.nodes
     node.kill()
-    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    seconds = random.choice((0.0, random.uniform(0.0, 0.5)))
     time.sleep(seconds)
     node.restart()
     return f"after {seconds:.2f} s"
@@ -191,7 +191,7 @@ def restart_shut_down(run: Controller, random: Random) -> str:
         pass
     wait(lambda: "the server has not shut down" if node.running else "", LONGEST)
     node.kill()
-    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    seconds = random.choice((0.0, random.uniform(0.0, 0.5)))
     time.sleep(seconds)
     node.restart()
     return f"after {seconds:.2f} s"
@@ -260,7 +260,7 @@ def machine_stopped(run: Controller, random: Random) -> str:
             time.sleep(random.uniform(0.0, 3.0))
             also.resume()
 
-    seconds = random.uniform(0.0, 2 * run.settings.max_ttl + 4)
+    seconds = random.uniform(0.0, 2 * run.max_ttl + 4)
     with run.stopped(worker) if worker is not None else contextlib.nullcontext():
         said = _without(run, old, away, back, seconds)
     return f"{said}; with {worker.name if worker else 'nobody'}" + (f" and port {also.port}" if also else "")
@@ -288,7 +288,7 @@ def lag(run: Controller, random: Random) -> str:
 
 def _without_primary(run: Controller, random: Random, away: Any, back: Any) -> str:
     old = _primary(run, random)
-    return _without(run, old, away, back, random.choice((0.0, random.uniform(0.0, run.settings.max_ttl + 2))))
+    return _without(run, old, away, back, random.choice((0.0, random.uniform(0.0, run.max_ttl + 2))))
 
 
 def _without(run: Controller, old: Any, away: Any, back: Any, seconds: float) -> str:
@@ -335,16 +335,16 @@ def member_killed(run: Controller, random: Random) -> str:
     """SIGKILL of one server; it comes up again, empty. Not another one before its leases have run out."""
     node = random.choice(run.rig.nodes)
     node.kill()
-    seconds = random.choice((0.0, random.uniform(0.0, 2.0)))
+    seconds = random.choice((0.0, random.uniform(0.0, 0.5)))
     time.sleep(seconds)
     node.restart()
-    run.sleep(run.settings.max_ttl * 1.5)
+    run.sleep(run.max_ttl * 1.5)
     return f"port {node.port}, after {seconds:.2f} s"
 
 
 def majority_stopped(run: Controller, random: Random) -> str:
     """SIGSTOP of two of three servers: nobody gets anything."""
-    nodes, seconds = random.sample(run.rig.nodes, 2), random.uniform(0.2, 2.5)
+    nodes, seconds = random.sample(run.rig.nodes, 2), _silence(random)
     for node in nodes:
         node.pause()
     try:
@@ -353,6 +353,12 @@ def majority_stopped(run: Controller, random: Random) -> str:
         for node in nodes:
             node.resume()
     return f"for {seconds:.2f} s"
+
+
+def _silence(random: Random) -> float:
+    """Seconds: mostly shorter than a ttl, seldom longer than a client waits before it raises Unavailable."""
+    (most,) = random.choices((0.4, 1.2, 6.0), (12, 6, 1))
+    return random.uniform(most / 8, most)
 
 
 def _some(run: Controller, random: Random) -> Any:

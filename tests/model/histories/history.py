@@ -11,28 +11,39 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import interlock
+from harness.older import unpacked_source
 from harness.topology.group import ask, ask_all
 from interlock._protocol.names import tagged
 from interlock.errors import LockError
-from model.histories import faults
+from model.histories import faults, phases
 from model.histories.checker import MACHINE, History, Violation, check, tally
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
 from model.histories.rigs import RIGS
-from model.histories.settings import LIMIT, Settings
+from model.histories.settings import LIMIT, Order, Settings
+from model.histories.store import StoreServer
 
 if TYPE_CHECKING:
     from collections import Counter
     from collections.abc import Callable, Iterator
     from random import Random
 
+    from model.histories.lines import Line
+    from model.histories.settings import Turn
+
 TESTS: Final = Path(__file__).parents[2]  # where the package `model` is
 IMPORTED: Final = Path(interlock.__file__).parent  # the copy of interlock that workers must test
 AT_ONCE: Final = 3  # faults
+FIRST_PHASE: Final = (0.3, 1.5)  # seconds after the start of the faults, at least and at most
+BETWEEN: Final = (1.0, 3.0)  # seconds of random faults between two phases
+REST: Final = (0.5, 2.0)  # after a fault of servers, the longest ttls for which no other one strikes
+BEFORE_PHASE: Final = 30.0  # seconds that faults may take to end before a phase
+MEETING: Final = 5.0  # seconds in which each worker process has been granted something, if the servers are well
 CALM: Final = 0.5  # seconds in which workers go on after everything is healed
 TICK: Final = 0.05  # seconds between two looks at whether the machine is busy
 LOOK: Final = 0.5  # seconds between two looks at how long processes waited for a processor
@@ -56,7 +67,12 @@ class Worker:
 
     name: str
     process: subprocess.Popen[bytes]
+    version: str = ""  # the commit of interlock that it runs; "": that of the controller
     stopped: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
 
 
 @dataclass
@@ -75,10 +91,12 @@ class Controller:
     """It starts everything, and ends everything, whatever happens."""
 
     def __init__(self, settings: Settings, directory: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        self.settings, self.directory, self.say = settings, directory, say
+        self.settings = settings = settings.settled()
+        self.directory, self.say = directory, say
         directory.mkdir(parents=True, exist_ok=True)
         self.pen = Pen(directory, "controller")
         self.rig = RIGS[settings.topology](settings, directory)
+        self.store = StoreServer(settings.server)
         self.workers: list[Worker] = []
         self.random = settings.random("faults")
         self.over = threading.Event()  # no more faults
@@ -86,13 +104,22 @@ class Controller:
         self._lock = threading.Lock()
         self._wanted = 0  # worker processes that are to be started by the main thread
         self._number = 0
+        self._orders = 0
         self._server_fault = threading.Lock()
+        self._rests_until = 0.0  # no fault of servers strikes before
         self.strikers: list[threading.Thread] = []  # the faults that strike now
         self._locks: Any = None
         self._ended_well: set[str] = set()  # the pids of workers that did
         self._late = 0.0  # seconds by which the machine was late so far
+        self._older: dict[str, Path] = {}  # version -> where its packages are
         self._kept: list[tuple[str, str]] = []
         self.spoiled = ""
+
+    @property
+    def max_ttl(self) -> float:
+        """Seconds."""
+        assert self.settings.max_ttl is not None, "settled"
+        return self.settings.max_ttl
 
     # The whole
 
@@ -105,6 +132,7 @@ class Controller:
         try:
             self.say("starting the servers")
             self.rig.start()
+            self.store.start(self.directory)
             (self.directory / "target").write_text(json.dumps(self.rig.target))
             for _ in range(self.settings.processes):
                 self._start()
@@ -124,7 +152,8 @@ class Controller:
             self.pen.close()
         history = History.of(read(self.directory), clock_stepped=self.rig.stepped, patience=self.rig.patience)
         counts = tally(history)
-        return Verdict(self.settings, self.rig.about, counts, check(history), self.spoiled, started)
+        about = f"{self.rig.about}{f', beside {self.settings.older[0]}' if self.settings.older else ''}".lstrip(", ")
+        return Verdict(self.settings, about, counts, check(history), self.spoiled, started)
 
     def _end(self) -> None:
         """Nothing that was started here lives on."""
@@ -141,6 +170,7 @@ class Controller:
             if self._locks is not None:
                 self._locks.close()
         finally:
+            self.store.stop()
             self.rig.stop()
 
     def _watch(self) -> None:
@@ -174,8 +204,11 @@ class Controller:
         """Another worker process. From the main thread only: a worker ends with the thread that started it."""
         mode = self.settings.modes[self._number % len(self.settings.modes)]
         name = f"p{self._number}{mode[0]}"
+        version = self._version_of(self._number)
         self._number += 1
-        path = os.pathsep.join(map(str, (IMPORTED.parent, TESTS)))
+        path = os.pathsep.join(map(str, (self._packages(version), TESTS)))
+        if version:
+            self.pen.write("older", who=name, version=version)
         environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         with (self.directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
@@ -183,7 +216,20 @@ class Controller:
                 stdin=subprocess.PIPE, stdout=stderr, stderr=stderr, env=environment,
             )  # fmt: skip
         with self._lock:
-            self.workers.append(Worker(name, process))
+            self.workers.append(Worker(name, process, version))
+
+    def _version_of(self, number: int) -> str:
+        """What version the process with this number runs: of four in a row, of both modes, two may run an older one."""
+        older = self.settings.older or ()
+        return older[number // 4 % len(older)] if older and number % 4 in {1, 2} else ""
+
+    def _packages(self, version: str) -> Path:
+        """Where the packages of a version are."""
+        if not version:
+            return IMPORTED.parent
+        if version not in self._older:
+            self._older[version] = unpacked_source(version, self.directory / f"older-{version}")
+        return self._older[version]
 
     def _await_start(self) -> None:
         left = self._allow(STARTING)
@@ -197,12 +243,13 @@ class Controller:
             time.sleep(0.02)
 
     def _check_copies(self) -> None:
-        """Raise OtherCopy unless each worker has imported the copy of interlock that this process has imported."""
-        for line in read(self.directory):
-            if line["e"] == "start" and Path(line["imported"]) != IMPORTED:
-                raise OtherCopy(
-                    f"worker {line['p']} tests {line['imported']}, and this process has imported {IMPORTED}"
-                )
+        """Raise OtherCopy unless each worker has imported this process's copy of interlock, or its older version."""
+        lines = read(self.directory)
+        older = {line["who"]: self._older[line["version"]] / IMPORTED.name for line in lines if line["e"] == "older"}
+        for line in lines:
+            if line["e"] == "start" and Path(line["imported"]) != (wanted := older.get(line["p"], IMPORTED)):
+                whose = "it should test" if line["p"] in older else "this process has imported"
+                raise OtherCopy(f"worker {line['p']} tests {line['imported']}, and {whose} {wanted}")
 
     def _has_started(self, worker: Worker) -> bool:
         path = self.directory / f"{worker.name}.jsonl"
@@ -230,6 +277,45 @@ class Controller:
         with self._lock:
             running = [worker for worker in self.workers if not worker.stopped and self._has_started(worker)]
         return random.choice(running) if running else None
+
+    def running(self) -> list[Worker]:
+        """The worker processes that run."""
+        with self._lock:
+            return [worker for worker in self.workers if not worker.stopped and self._has_started(worker)]
+
+    def order(self, worker: Worker, turn: Turn, *, workers: int = 1, seconds: float = 0.0) -> str:
+        """Let a process play this turn, too: what its new workers are called, but for their number behind a dot."""
+        with self._lock:
+            number, self._orders = self._orders, self._orders + 1
+        assert worker.process.stdin is not None
+        worker.process.stdin.write(Order(number, turn, workers, seconds).dumps().encode() + b"\n")
+        worker.process.stdin.flush()
+        return f"{worker.name}/o{number}"
+
+    def await_line(self, worker: Worker, event: str, hold: str, seconds: float) -> Line | None:
+        """The first line with this event of a hold whose name begins so; None if there is none in time."""
+        end, path = time.monotonic() + seconds, self.directory / f"{worker.name}.jsonl"
+        start = b'"e": "' + event.encode() + b'", "h": "' + hold.encode()
+        while True:
+            found = next((line for line in path.read_bytes().split(b"\n")[:-1] if start in line), None)
+            if found is not None:
+                line: Line = json.loads(found)
+                return line
+            if time.monotonic() >= end or self.over.wait(0.01):
+                return None
+
+    def _await_meeting(self) -> bool:
+        """Wait until each worker process has been granted something, and so knows the servers."""
+        left = self._allow(MEETING)
+        while not all(b'"e": "got"' in self._lines_of(worker) for worker in self.workers):
+            if left() < 0 or self.over.is_set():
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _lines_of(self, worker: Worker) -> bytes:
+        path = self.directory / f"{worker.name}.jsonl"
+        return path.read_bytes() if path.exists() else b""
 
     def kill(self, worker: Worker) -> None:
         """SIGKILL; the main thread starts another one."""
@@ -267,29 +353,73 @@ class Controller:
     # The storm, and what comes after it
 
     def _storm(self) -> None:
-        known = faults.of(self.settings.topology)
+        """Faults strike at random; in between, one phase after the other plays, alone."""
+        known, end = faults.of(self.settings.topology), time.monotonic() + self.settings.seconds
         chosen = {name: fault for name, fault in known.items() if self._has(name)}
-        random, end = self.random, time.monotonic() + self.settings.seconds
-        strikers: list[threading.Thread] = self.strikers
-        number, when = 0, time.monotonic() + random.expovariate(1 / self.settings.pace)
-        said = 0.0
-        while (now := time.monotonic()) < end:
+        random, strikers = self.random, self.strikers
+        number, played, when = 0, 0, time.monotonic() + random.expovariate(1 / self.settings.pace)
+        program, said = self._program(), 0.0
+        phase, phase_at = next(program, ""), time.monotonic() + random.uniform(*FIRST_PHASE)
+        left = len(self.settings.phases or ())  # phases that must come before the end
+        while (now := time.monotonic()) < end or strikers or left > 0:
             self._look()
             if now > said + 1:
                 said = now
-                self.say(f"{end - now:3.0f} s left, {number} faults")
+                self.say(f"{max(0.0, end - now):3.0f} s left, {number} faults")
             strikers[:] = [each for each in strikers if each.is_alive()]
-            if chosen and now >= when and len(strikers) < AT_ONCE:
+            if phase and now >= phase_at:
+                if now > phase_at + BEFORE_PHASE:
+                    left = 0
+                if not strikers:
+                    self._look()  # a process that takes the place of a killed one begins before the phase
+                    self._begin(self._play, phase, self.settings.random("phase", played))
+                    played += 1
+                    self._join(strikers)
+                    phase, phase_at, left = next(program), time.monotonic() + random.uniform(*BETWEEN), left - 1
+            elif chosen and when <= now < end and len(strikers) < AT_ONCE:
                 name = random.choice(sorted(chosen))
-                numbers = self.settings.random("fault", number)
+                if now < self._rests_until and self._harms_servers(name):
+                    name = random.choice(sorted(each for each in chosen if not self._harms_servers(each)) or [name])
+                self._begin(self._strike, name, chosen[name], self.settings.random("fault", number))
                 number, when = number + 1, now + random.expovariate(1 / self.settings.pace)
-                strikers.append(threading.Thread(target=self._strike, args=(name, chosen[name], numbers), daemon=True))
-                strikers[-1].start()
+            if now >= end and not left:
+                break
             time.sleep(0.02)
         self.over.set()
         self.say("waiting for the faults to end")
         for striker in strikers:
             striker.join(60)
+
+    def _begin(self, work: Any, *about: Any) -> None:
+        self.strikers.append(threading.Thread(target=work, args=about, daemon=True))
+        self.strikers[-1].start()
+
+    def _join(self, strikers: list[threading.Thread]) -> None:
+        while any(each.is_alive() for each in strikers):
+            self._look()
+            time.sleep(0.02)
+
+    def _program(self) -> Iterator[str]:
+        """The phases of this history, again and again."""
+        return cycle(self.settings.phases or ("",))
+
+    def _play(self, name: str, random: Random) -> None:
+        """One phase. Nothing else harms anybody meanwhile."""
+        self.pen.write("phase", phase=name)
+        came = False
+        try:
+            if not self._await_meeting():
+                raise phases.Absent("not all processes know the servers")
+            about = phases.of(self.settings.topology)[name](self, random)
+            came = not self.over.is_set()
+        except phases.Absent as absent:
+            about = f"did not come about: {absent}"
+        except Exception as error:
+            about = f"did not come about: {type(error).__name__}: {error}"
+        self.pen.write("played", phase=name, came=came, about=about)
+
+    def _harms_servers(self, name: str) -> bool:
+        return name in faults.SERVERS[self.settings.topology] and name != "clock"
 
     def _has(self, name: str) -> bool:
         if name == "clock":
@@ -299,7 +429,7 @@ class Controller:
         return self.settings.faults is None or name in self.settings.faults
 
     def _strike(self, name: str, fault: Any, random: Random) -> None:
-        servers = name in faults.SERVERS[self.settings.topology] and name != "clock"
+        servers = self._harms_servers(name)
         if servers and not self._server_fault.acquire(blocking=False):
             return
         try:
@@ -309,6 +439,7 @@ class Controller:
             about = f"did not come about: {type(error).__name__}: {error}"
         finally:
             if servers:
+                self._rests_until = time.monotonic() + random.uniform(*REST) * self.max_ttl
                 self._server_fault.release()
         self.pen.write("struck", fault=name, about=about)
 
@@ -328,7 +459,7 @@ class Controller:
 
     def _bound(self) -> float:
         """Seconds after which whoever waits has it, or an error."""
-        return 2 * self.settings.max_ttl + self.rig.grace + SLOW
+        return 2 * self.max_ttl + self.rig.grace + SLOW
 
     def _drain(self) -> None:
         self.say("draining the workers")
@@ -350,7 +481,8 @@ class Controller:
                 worker.process.wait()
                 self.pen.write("killed", who=worker.name)
             else:
-                self._ended_well.add(str(worker.process.pid))
+                if not worker.version:
+                    self._ended_well.add(str(worker.process.pid))
                 if code:
                     self.pen.write("died", who=worker.name, text=f"exit status {code}: {self._stderr(worker)}")
 
@@ -371,7 +503,7 @@ class Controller:
         for node in self.rig.primaries():
             for name in self.settings.names:
                 seconds = _lasts(node, f"lock:{name}")
-                if seconds > self.settings.max_ttl + LATE_END:
+                if seconds > self.max_ttl + LATE_END:
                     self.pen.write("stretched", name=name, seconds=round(seconds, 3))
 
     # What a new client finds
@@ -419,7 +551,7 @@ class Controller:
                 time.sleep(0.05)
                 return "" if self.resource(name).run(lambda _lease: None) else "always skipped"
             permits = {"permits": LIMIT} if self.settings.names[name] == "semaphore" else {}
-            self.resource(name, ttl=1.0).acquire(seconds, **permits).release()
+            self.resource(name, ttl=min(1.0, self.max_ttl)).acquire(seconds, **permits).release()
         except LockError as failed:
             return f"{type(failed).__name__}: {failed}"
         return ""

@@ -6,6 +6,7 @@
     got       h, token, fence                       it was granted
     failed    h, error                              it was not
     ok        h                                     ensure() passed; `t` was read before the call
+    wrote     h, until, accepted                    the store answered at `until` whether it accepts what the hold wrote
     lost      h, why                                ensure() raised LeaseLost
     told      h                                     then the worker heard of the loss: event set, or task cancelled
     untold    h, waited                             then the worker waited so long and heard nothing
@@ -22,7 +23,10 @@ The controller writes, as process "controller":
 
     fault     fault, about                          a fault strikes
     struck    fault, about                          the fault has ended
+    phase     phase                                 a phase begins
+    played    phase, came, about                    the phase has ended; whether its moment came
     paused    who, until                            a worker process, or "*" the machine, stood still from `t` on
+    older     who, version                          a worker process runs an older version of interlock: this commit
     killed    who                                   a worker process was killed
     revoked   name, force, since, done              somebody revoked the holder of this name
     stretched name, seconds                         a stepped clock has made the lease on this name last so long

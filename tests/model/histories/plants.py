@@ -6,11 +6,14 @@ import copy
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from interlock import aio
+from interlock._api.scopes import CancelScope
+from interlock._client.cohort import Cohort
 from interlock._client.core import Core
 from interlock._client.renewal import Renewal
+from interlock.fence import MAX_FENCE
 from interlock.primitives import lock
 from interlock.primitives import scripts as _scripts
+from model.histories.store import Store
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
@@ -40,15 +43,45 @@ def shares() -> None:
     )
 
 
+def backwards() -> None:
+    """Each grant has a lower fence than the one before it."""
+    lease_from_grant = Core.lease_from_grant
+
+    def lower(self: Core, attempt: Attempt, fence: int, sent: float) -> Any:
+        return lease_from_grant(self, attempt, MAX_FENCE - fence, sent)
+
+    Core.lease_from_grant = lower  # type: ignore[method-assign]
+
+
+def afterwards() -> None:
+    """The deadline of a grant counts from its reply."""
+    lease_from_grant = Core.lease_from_grant
+
+    def late(self: Core, attempt: Attempt, fence: int, _sent: float) -> Any:
+        return lease_from_grant(self, attempt, fence, self.runtime.now())
+
+    Core.lease_from_grant = late  # type: ignore[method-assign]
+
+
+def passes() -> None:
+    """A cohort passes its lease on although it has ended."""
+    Cohort.may_pass = lambda self, section, _now: self.section is section  # type: ignore[method-assign]
+
+
+def forgets() -> None:
+    """A server that may have lost leases grants at once."""
+    wait = "local left_ms = math.max(0, math.ceil(since + wait + grace - get_time_us() / 1000))"
+    _change("lock", wait, "local left_ms = 0")
+
+
+def unguarded() -> None:
+    """The store accepts whatever it gets."""
+    Store.write = lambda _self, _name, _fence: True  # type: ignore[method-assign]
+
+
 def uncounted() -> None:
-    """A task that was cancelled for a loss is not uncancelled."""
-    real = aio.Lease.__aexit__
-
-    async def leave(self: Any, *error: Any) -> None:
-        self._cancelled = False
-        await real(self, *error)
-
-    aio.Lease.__aexit__ = leave  # type: ignore[method-assign]
+    """A task that was cancelled for a loss is not uncancelled: it ends with that CancelledError."""
+    CancelScope.take_back = lambda _self: False  # type: ignore[method-assign]
 
 
 def _change(name: str, old: str, new: str) -> None:
@@ -65,7 +98,9 @@ def _change(name: str, old: str, new: str) -> None:
     lock.load = load  # type: ignore[attr-defined]
 
 
-PLANTS = {each.__name__: each for each in (believes, shares, uncounted)}
+PLANTS = {
+    each.__name__: each for each in (afterwards, backwards, believes, forgets, passes, shares, uncounted, unguarded)
+}
 
 
 def plant(name: str) -> None:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import shutil
 import socket
+import threading
+import time
 import warnings
+from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import trustme
@@ -39,7 +44,59 @@ def certificate(directory: Path) -> tuple[str, str, str]:
 
 
 class Line(Proxy):
-    """A bad network in front of a server, which may be down."""
+    """A bad network in front of a server, which may be down; it may be worse for one process than for the others.
+
+    A process is known by its id, which stands in each of its tokens.
+    """
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.caught = threading.Event()  # whether a reply was held back since `hold_back()`
+        self._process_of: dict[socket.socket, bytes] = {}
+        self._held_back: tuple[bytes, tuple[bytes, bytes], float] | None = None  # process, verb and name, seconds
+        self._slow: tuple[bytes, float] | None = None  # process, seconds at most
+        self._random = Random(target)
+        self._muted = b""  # this process
+        self._requests: list[tuple[socket.socket, bytes]] = []  # of the muted process
+        self._late: dict[socket.socket, float] = {}  # client -> when its replies go on
+        self._replies: dict[socket.socket, list[tuple[float, bytes]]] = {}  # client -> due replies, in order
+
+    # What a phase may say
+
+    def hold_back(self, pid: int, verb: str, name: str, seconds: float) -> None:
+        """Hold each reply to this verb of this process, about this name, back for so long, until `let_go()`."""
+        self.caught.clear()
+        self._held_back = _mark(pid), (verb.encode(), f"lock:{name}".encode()), seconds
+
+    def slow_down(self, pid: int, seconds: float) -> None:
+        """Let each reply to this process take up to so long, until `let_go()`."""
+        self._slow = _mark(pid), seconds
+
+    def mute(self, pid: int) -> None:
+        """Let no request of this process through, until `let_go()`: then they arrive, late."""
+        self._muted = _mark(pid)
+
+    def let_go(self) -> None:
+        """End what was said before."""
+        self._held_back, self._slow = None, None
+        with self.lock:
+            self._muted, late = b"", self._requests
+            self._requests = []
+            for client, data in late:
+                if client in self.pairs:
+                    self._request(client, data)
+
+    # How it is done
+
+    def _run(self) -> None:
+        while not self.done:
+            for key, _ in self.selector.select(0.001 if self._replies else 0.02):
+                with self.lock:
+                    self._ready(key.fileobj)
+            with self.lock:
+                self._deliver()
+            while self.hold and not self.done:
+                time.sleep(0.005)
 
     def _ready(self, one: Any) -> None:
         with contextlib.suppress(OSError):
@@ -51,6 +108,59 @@ class Line(Proxy):
     def _is_up(self) -> bool:
         with socket.socket(socket.AF_UNIX) as tried:
             return tried.connect_ex(self.target) == 0
+
+    def _request(self, client: socket.socket, data: bytes) -> None:
+        if (found := _PROCESS.search(data)) is not None:
+            self._process_of[client] = found[0]
+        process = self._process_of.get(client, b"")
+        if process and process == self._muted:
+            self._requests.append((client, data))
+            return
+        if self._held_back is not None:
+            whose, words, seconds = self._held_back
+            if process == whose and all(word in data for word in words):
+                self._late[client] = time.monotonic() + seconds
+                self.caught.set()
+        super()._request(client, data)
+
+    def _send(self, end: socket.socket, data: bytes) -> None:
+        if end in self.servers:
+            super()._send(end, data)
+            return
+        now, waiting = time.monotonic(), self._replies.get(end)
+        due = max(self._late.get(end, 0.0), waiting[-1][0] if waiting else 0.0)
+        if self._slow is not None and self._process_of.get(end) == self._slow[0]:
+            due = max(due, now + self._slow[1] * self._random.random())
+        if due > now:
+            self._replies.setdefault(end, []).append((due, data))
+        else:
+            super()._send(end, data)
+
+    def _deliver(self) -> None:
+        """Send the replies whose time has come."""
+        now = time.monotonic()
+        for client in list(self._replies):
+            waiting = self._replies[client]
+            while waiting and waiting[0][0] <= now:
+                _, data = waiting.pop(0)
+                if client in self.pairs:
+                    super()._send(client, data)
+            if not waiting or client not in self.pairs:
+                del self._replies[client]
+
+    def _close(self, one: socket.socket) -> None:
+        for end in (one, self.pairs.get(one)):
+            if end is not None:
+                self._process_of.pop(end, None)
+                self._late.pop(end, None)
+        super()._close(one)
+
+
+_PROCESS: Final = re.compile(rb"/\d+/")  # in a token: host/pid/...
+
+
+def _mark(pid: int) -> bytes:
+    return b"/%d/" % pid
 
 
 class Rig:
@@ -65,7 +175,7 @@ class Rig:
     def __init__(self, settings: Settings, directory: Path) -> None:
         self.settings = settings
         random = settings.random("rig")
-        tls = random.random() < 0.25 if settings.tls is None else settings.tls
+        tls = random.random() < 0.25 and not settings.needs_lines if settings.tls is None else settings.tls
         self.tls = certificate(directory) if tls and settings.topology != "quorum" else None
         self.kind = TLS_SERVER if self.tls else settings.server
         self.about = "TLS" if self.tls else ""
@@ -109,6 +219,7 @@ class Rig:
         """All servers run, and all agree."""
         for line in self.lines:
             line.hold = line.refuse = line.drop_replies = False
+            line.let_go()
             line.cut()  # those that are frozen, too
         everything = [*self.nodes, *getattr(self.group, "sentinels", ())]
         for node in everything:
@@ -140,6 +251,8 @@ class Single(Rig):
         config = {"appendonly": "yes", "appendfsync": fsync}
         self.node = Node(self.kind, config=config, tls=self.tls, clock=self.stepped)
         self.way = "tls_url" if self.tls else random.choice(("url", "tcp_url", "line", "line"))
+        if settings.needs_lines and not self.tls:
+            self.way = "line"
         self.lacks = () if self.way == "line" else LINES
 
     @property
@@ -163,6 +276,25 @@ class Single(Rig):
         if self.stepped:
             self.node.shift(0.0)
         super().heal()
+
+    def keep_copy(self) -> None:
+        """Copy what the server has on its disk now."""
+        home = self.node.socket.parent
+        shutil.rmtree(home / "kept", ignore_errors=True)
+        (home / "kept").mkdir()
+        for each in home.glob("appendonly*"):
+            (shutil.copytree if each.is_dir() else shutil.copy)(each, home / "kept" / each.name)
+
+    def restart_without(self, *, copied: bool) -> None:
+        """Kill the server, and start it again as a server that has lost all, or all since `keep_copy()`."""
+        home = self.node.socket.parent
+        self.node.kill()
+        for each in home.glob("appendonly*"):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        if copied:
+            for each in (home / "kept").iterdir():
+                each.rename(home / each.name)
+        self.node.restart()
 
 
 class WithSentinels(Rig):
@@ -204,7 +336,7 @@ class Quorum(Rig):
     def __init__(self, settings: Settings, directory: Path) -> None:
         super().__init__(settings, directory)
         self.group = Independents(self.kind, number=3)
-        self._lined = settings.random("quorum").random() < 0.5
+        self._lined = settings.random("quorum").random() < 0.5 or settings.needs_lines
         self.lacks = () if self._lined else LINES
 
     @property

@@ -7,11 +7,27 @@ from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import Any, Final
 
+from harness.older import last_of_days
+
 TOPOLOGIES: Final = ("single", "sentinel", "cluster", "quorum")
 MODES: Final = ("threads", "asyncio")
 KINDS: Final = ("lock", "rlock", "owner", "rwlock", "semaphore", "multi", "election", "once")
 IN_QUORUM: Final = ("lock", "rlock", "owner", "multi", "election", "once")
 STYLES: Final = ("with", "entered", "released", "handed", "dropped", "crossed")
+# The phases of each topology: see phases.py. Those of LINED_PHASES need proxies between the workers and the servers.
+PHASES: Final = {
+    "single": ("lost-grant", "stopped-holder", "late-reply", "slow-renewals"),
+    "sentinel": ("lost-grant", "stopped-holder"),
+    "cluster": ("lost-grant", "stopped-holder"),
+    "quorum": ("lost-grant", "stopped-holder", "late-reply", "slow-renewals"),
+}
+LINED_PHASES: Final = ("late-reply", "slow-renewals")
+PHASE_NAMES: Final = PHASES["single"]
+# Seconds: the longest ttl, one of which a history has. Where a failover takes seconds, a lease that is lost by it must
+# last longer, if the history has the phase for that.
+MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.0, 1.5, 2.0)}
+OUTLASTS_FAILOVER: Final = {"sentinel": 9.0, "cluster": 7.0}
+MIXED: Final = 0.25  # of the histories have processes of an older version
 MEMBERS: Final = {"a": "lock", "b": "lock", "c": "lock", "pool": "semaphore", "books": "rwlock"}  # of a multi
 LIMIT: Final = 3  # of the semaphore
 ALL: Final = 1_000_000_000  # the weight of a writer
@@ -30,15 +46,37 @@ class Settings:
     faults: tuple[str, ...] | None = None  # None: all that the topology has
     processes: int = 4
     workers: int = 3  # of each process
-    max_ttl: float = 3.0
+    max_ttl: float | None = None  # seconds; None: the seed decides
+    phases: tuple[str, ...] | None = None  # None: the seed decides
     server: str = "valkey-9.1"
     tls: bool | None = None  # None: the seed decides
     pace: float = 0.7  # mean seconds between two faults
+    older: tuple[str, ...] | None = None  # commits of versions that some processes run; None: the seed decides
     plant: str = ""  # see plants.py
 
     def random(self, *about: object) -> Random:
         """Numbers for one purpose; they depend on the seed and the purpose only."""
         return Random("/".join(map(str, (self.seed, self.topology, *about))))
+
+    def settled(self) -> Settings:
+        """These settings, and in them what the seed decides."""
+        random = self.random("settled")
+        chosen = random.sample(PHASES[self.topology], 2)
+        max_ttl = random.choice(MAX_TTLS[self.topology])
+        phases = tuple(chosen) if self.phases is None else self.phases
+        phases = tuple(phase for phase in phases if phase in PHASES[self.topology])
+        if "lost-grant" in phases:
+            max_ttl = OUTLASTS_FAILOVER.get(self.topology, max_ttl)
+        older, days = self.older, last_of_days()
+        is_mixed = random.random() < MIXED and bool(days)
+        if older is None:
+            older = (random.choice(days),) if is_mixed and not self.plant else ()
+        return self.but(phases=phases, max_ttl=self.max_ttl or max_ttl, older=older)
+
+    @property
+    def needs_lines(self) -> bool:
+        """Whether proxies must stand between the workers and the servers."""
+        return bool({*(self.phases or ())} & {*LINED_PHASES})
 
     @property
     def used_kinds(self) -> tuple[str, ...]:
@@ -84,6 +122,7 @@ class Turn:
     fair: bool
     seconds: float  # inside
     extends: bool  # calls extend()
+    extends_to: float  # for so many seconds, and at once; 0: for a random time, at some time
     depth: int  # of an rlock
     names: tuple[str, ...]
     permits: int
@@ -96,12 +135,43 @@ class Turn:
     fails: bool  # its body raises
     own_task: bool  # is a task of its own, not a part of a task that lives as long as the process
     pause: float  # before the next one
+    blind: bool = False  # looks at its lease once, at the beginning
+    looks: float = 0.0  # seconds at most between two looks at the lease; 0: as its length says
+
+    def but(self, **changes: Any) -> Turn:
+        return replace(self, **changes)
+
+
+PLAIN: Final = Turn(
+    kind="lock", style="released", ttl=1.0, timeout=None, renew=True, max_hold=None, fair=False, seconds=0.002,
+    extends=False, extends_to=0.0, depth=1, names=("a",), permits=1, side="read", owner="ann", cancel=None, deaf=False,
+    ignores=False, turns=False, fails=False, own_task=False, pause=0.001, looks=0.002,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a phase wants of a worker process: so many more workers, which play this turn."""
+
+    number: int  # of all orders of the history
+    turn: Turn
+    workers: int = 1
+    seconds: float = 0.0  # for which they play it again and again; 0: once
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Order:
+        read: dict[str, Any] = json.loads(text)
+        turn = read.pop("turn")
+        return cls(turn=Turn(**turn | {"names": tuple(turn["names"])}), **read)
 
 
 def draw(random: Random, settings: Settings, mode: str) -> Turn:
     """The next section of a worker."""
     kind = random.choice(settings.used_kinds)
-    weights = {"with": 4, "entered": 3, "released": 3, "handed": 1, "dropped": 0.15, "crossed": 0.15}
+    weights = {"with": 4, "entered": 3, "released": 3, "handed": 1, "dropped": 0.01, "crossed": 0.15}
     style = random.choices(settings.styles, [weights[style] for style in settings.styles])[0]
     if kind == "once" or (style == "crossed" and kind not in {"lock", "election", "multi"}):
         style = "with"  # which permit, or whose hold, would be meant in another thread or task nobody can tell
@@ -111,10 +181,14 @@ def draw(random: Random, settings: Settings, mode: str) -> Turn:
     }[kind]  # fmt: skip
     members = [name for name, what in MEMBERS.items() if what == "lock" or settings.topology != "quorum"]
     chosen = tuple(random.sample(members, random.choice((2, 2, 3)))) if kind == "multi" else (names,)
-    ttl = min(settings.max_ttl, random.choice((0.6, 1.0, 1.0, 2.0)))
+    assert settings.max_ttl is not None, "settled() decides"
+    ttl = min(settings.max_ttl, random.choice((0.5, 0.6, 1.0, 1.0, 1.0, 1.5)))
     timeout = random.choice((None, None, 0.0, random.uniform(0.05, 0.5), random.uniform(0.5, 3.0)))
-    seconds = random.choice((random.expovariate(1 / 0.01), random.expovariate(1 / 0.1), random.uniform(0.0, 0.6)))
-    long_running = random.random() < 0.08  # longer than ttl, so that a loss meets a body
+    # Nearly all sections are short, so that there are many. A long one, of which there are few, keeps its name for as
+    # long as a hundred others take.
+    (mean,) = random.choices((0.0015, 0.01, 0.1), (90, 9, 1))
+    seconds = min(random.expovariate(1 / mean), 0.6)
+    long_running = random.random() < 0.003  # longer than ttl, so that a loss meets a body
     cancels = mode == "asyncio" and random.random() < 0.25
     return Turn(
         kind=kind,
@@ -126,16 +200,17 @@ def draw(random: Random, settings: Settings, mode: str) -> Turn:
         fair=random.random() < 0.2,
         seconds=ttl * 1.5 if long_running else seconds,
         extends=random.random() < 0.15,
+        extends_to=0.0,
         depth=random.choice((1, 2, 2, 3)) if kind in {"rlock", "owner"} else 1,
         names=chosen,
         permits=random.choice((1, 1, 2)),
         side=random.choice(("read", "read", "write", "downgrade")),
         owner=random.choice(("ann", "bob")),
-        cancel=random.choice((0.0, random.uniform(0, 0.05), random.uniform(0, 1.0))) if cancels else None,
+        cancel=random.choice((0.0, random.uniform(0, 0.01), random.uniform(0, 0.2))) if cancels else None,
         deaf=random.random() < 0.2,
         ignores=random.random() < 0.3,
         turns=mode == "asyncio" and random.random() < 0.1,
         fails=random.random() < 0.05,
         own_task=cancels or random.random() < 0.5,
-        pause=random.expovariate(1 / 0.03),
+        pause=random.expovariate(1 / 0.004),
     )

@@ -1,8 +1,9 @@
 """A worker process: `python -m model.histories.worker DIRECTORY PROCESS`; the directory has `settings` and `target`.
 
 The turns are written once, as `async def`. With asyncio they run as tasks; with threads each worker is a thread that
-drives its coroutine, in which nothing ever suspends. A line on stdin, or its end, begins the drain: no new section, and
-those that are open end soon.
+drives its coroutine, in which nothing ever suspends. A line on stdin is an `Order` of a phase: more workers, which play
+the turn of the order. The line "drain", or the end of stdin, begins the drain: no new section, and those that are open
+end soon.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from typing import TYPE_CHECKING, Any
 import interlock
 import interlock.aio
 from interlock.errors import LeaseLost
-from model.histories import plants
 from model.histories.lines import Pen, clock
-from model.histories.settings import ALL, LIMIT, Settings, Turn, draw
+from model.histories.settings import ALL, LIMIT, Order, Settings, Turn, draw
+from model.histories.store import Store
 
 if TYPE_CHECKING:
     from random import Random
 
 DEAF = 3.0  # seconds that a worker waits to hear of a loss that it knows of
-LONGEST = 2.5  # seconds of a body that renews nothing
+LONGEST = 12.0  # seconds of a body
+SHORTEST = 0.004  # seconds between two looks at the lease, and more in a longer body
+DRAIN = b"drain"
 
 
 class BodyError(Exception):
@@ -118,11 +121,11 @@ def drive(work: Any) -> None:
 class Worker:
     """One thread or task, with its random numbers."""
 
-    def __init__(self, process: Process, number: int) -> None:
+    def __init__(self, process: Process, label: str) -> None:
         self.process = process
         self.mode = process.mode
         self.pen = process.pen
-        self.name = f"{process.name}/w{number}"
+        self.name = f"{process.name}/{label}"
         self.random: Random = process.settings.random(self.name)
         self.number = 0
         self.holds = 0
@@ -130,14 +133,31 @@ class Worker:
     async def turns(self) -> None:
         """Sections, one after the other, until the drain."""
         while not self.process.draining:
-            turn = draw(self.random, self.process.settings, self.mode.name)
-            self.number += 1
-            section = Run(self, f"{self.name}#{self.number}", turn)
-            if self.mode.name == "asyncio" and turn.own_task:
-                await self._as_task(section)
-            else:
-                await section.play()
-            await self._undisturbed(section, self.mode.sleep(turn.pause))
+            await self._play(draw(self.random, self.process.settings, self.mode.name))
+
+    async def obey(self, order: Order) -> None:
+        """The turn of an order, once, or again and again for its time; the bodies last differently long."""
+        until, once = clock() + order.seconds, order.seconds == 0
+        while once or (clock() < until and not self.process.draining):
+            turn = order.turn
+            if not once:
+                turn = turn.but(
+                    seconds=self.random.expovariate(1 / turn.seconds),
+                    style=self.random.choice(("with", "released")),
+                    blind=self.random.random() < 0.5,
+                )
+            await self._play(turn)
+            if once:
+                return
+
+    async def _play(self, turn: Turn) -> None:
+        self.number += 1
+        section = Run(self, f"{self.name}#{self.number}", turn)
+        if self.mode.name == "asyncio" and turn.own_task:
+            await self._as_task(section)
+        else:
+            await section.play()
+        await self._undisturbed(section, self.mode.sleep(turn.pause))
 
     async def _as_task(self, section: Run) -> None:
         """A section is a task of its own, which somebody else may cancel."""
@@ -194,6 +214,7 @@ class Run:
         turn, locks = self.turn, self.locks
         self.current: list[str] = []  # the holds that are open
         self.tokens: dict[str, str] = {}
+        self.writes: dict[str, tuple[str, int]] = {}  # hold -> the name and fence with which it writes
         name = turn.names[0]
         match turn.kind:
             case "lock":
@@ -254,10 +275,20 @@ class Run:
 
     def got(self, holds: list[str], parts: list[tuple[str, int, int, str]], lease: Any) -> None:
         several = isinstance(lease, interlock.MultiLease | interlock.aio.MultiLease)
-        for hold, (name, *_) in zip(holds, parts, strict=True):
+        for hold, (name, weight, limit, group) in zip(holds, parts, strict=True):
             each = lease[name] if several else lease
             self.tokens[hold] = each.token
+            if weight == limit and not group:  # else another one with a higher fence may write beside it
+                self.writes[hold] = name, each.fence
             self.pen.write("got", h=hold, token=each.token, fence=each.fence)
+
+    def write(self, holds: list[str]) -> None:
+        """Write what these holds protect, without another look at the lease."""
+        for hold in holds:
+            if hold in self.writes:
+                since = clock()
+                accepted = self.process.store.write(*self.writes[hold])
+                self.pen.write("wrote", t=since, until=clock(), h=hold, accepted=accepted)
 
     def each(self, event: str, holds: list[str], **about: Any) -> None:
         for hold in holds:
@@ -395,7 +426,7 @@ class Run:
     async def _stay(self, lease: Any, holds: list[str], thing: Any, *, entered: bool, level: int) -> None:
         turn, random = self.turn, self.random
         until = clock() + min(LONGEST, turn.seconds) / level
-        extends, goes_in = turn.extends, level < turn.depth
+        extends, goes_in, likely = turn.extends, level < turn.depth, 0.5  # to write: at the beginning, and later on
         lost = lease.lost if turn.deaf else None  # asked for later, it would be made and set in one
         while True:  # at least once: a section that begins in the drain proves something, too
             now = clock()
@@ -403,6 +434,8 @@ class Run:
                 lease.ensure()
             except LeaseLost as error:
                 self.each("lost", holds, why=str(error))
+                if self.random.random() < 0.5:  # as a holder does that was stopped behind its last look
+                    self.write(holds)
                 if lost is not None:
                     await self.deaf(lost, holds, entered=entered)
                 if turn.ignores and entered:
@@ -410,16 +443,23 @@ class Run:
                 raise
             for hold in holds:
                 self.pen.write("ok", t=now, h=hold)
-            if extends and random.random() < 0.1:
+            if random.random() < likely:
+                self.write(holds)
+            likely = 0.1
+            if extends and (turn.extends_to or random.random() < 0.1):
                 extends = False
                 with contextlib.suppress(LeaseLost, interlock.Unavailable):
-                    await self.mode.do(lease.extend, random.uniform(0.1, self.process.settings.max_ttl))
+                    ttl = turn.extends_to or random.uniform(0.1, self.process.settings.max_ttl)
+                    await self.mode.do(lease.extend, ttl)
             elif goes_in and random.random() < 0.3:
                 goes_in = False
                 await self.again(thing, holds, level)
             if (left := until - clock()) <= 0 or self.process.draining:
                 return
-            await self.mode.sleep(min(left, random.uniform(0.002, 0.03)))
+            if turn.blind:
+                await self.mode.sleep(left)
+                return
+            await self.mode.sleep(min(left, random.uniform(0.001, turn.looks or SHORTEST + turn.seconds / 20)))
 
     async def again(self, thing: Any, holds: list[str], level: int) -> None:
         """Enter an rlock once more, in this thread or task."""
@@ -547,6 +587,7 @@ class Process:
         self.settings = Settings.loads((directory / "settings").read_text())
         self.target = json.loads((directory / "target").read_text())
         self.pen = Pen(directory, name)
+        self.store = Store(directory)
         self.draining = False
         self.mode: Any = Asyncio() if name.endswith("a") else Threads()
         self.locks: Any = None
@@ -572,15 +613,24 @@ class Process:
             self._threads()
         self.pen.write("stop")
 
+    def _orders(self, line: bytes) -> list[Any]:
+        """The coroutines of the workers that obey an order."""
+        order = Order.loads(line.decode())
+        return [Worker(self, f"o{order.number}.{number}").obey(order) for number in range(order.workers)]
+
     def _threads(self) -> None:
         self.locks = self.open()
-        workers = [Worker(self, number) for number in range(self.settings.workers)]
-        threads = [
-            threading.Thread(target=drive, args=(worker.turns(),), name=f"w{i}") for i, worker in enumerate(workers)
-        ]
+        turns = [Worker(self, f"w{number}").turns() for number in range(self.settings.workers)]
+        threads = [threading.Thread(target=drive, args=(each,)) for each in turns]
         for thread in threads:
             thread.start()
-        sys.stdin.readline()
+        for line in sys.stdin.buffer:
+            if line.strip() == DRAIN:
+                break
+            more = [threading.Thread(target=drive, args=(each,)) for each in self._orders(line)]
+            threads += more
+            for thread in more:
+                thread.start()
         self.draining = True
         for thread in threads:
             thread.join()
@@ -589,14 +639,27 @@ class Process:
     async def _loop(self) -> None:
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, about: self.unhandled(about.get("exception"), about["message"]))
-
-        def drain() -> None:
-            self.draining = True
-            loop.remove_reader(sys.stdin)
-
-        loop.add_reader(sys.stdin, drain)
         self.locks = self.open()
-        await asyncio.gather(*(Worker(self, number).turns() for number in range(self.settings.workers)))
+        tasks = [asyncio.ensure_future(Worker(self, f"w{n}").turns()) for n in range(self.settings.workers)]
+        rest = b""
+
+        def hear() -> None:
+            nonlocal rest
+            data = os.read(sys.stdin.fileno(), 65536)
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.strip() == DRAIN:
+                    data = b""
+                    break
+                tasks.extend(asyncio.ensure_future(each) for each in self._orders(line))
+            if not data:
+                self.draining = True
+                loop.remove_reader(sys.stdin)
+
+        loop.add_reader(sys.stdin, hear)
+        while not self.draining or not all(task.done() for task in tasks):
+            await asyncio.wait(tasks, timeout=0.05)
+        await asyncio.gather(*tasks)
         await self.locks.close()
 
 
@@ -606,7 +669,10 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller
     process = Process(Path(sys.argv[1]), sys.argv[2])
-    plants.plant(process.settings.plant)
+    if process.settings.plant:
+        from model.histories import plants  # here: an older version may lack what this breaks
+
+        plants.plant(process.settings.plant)
     process.run()
 
 

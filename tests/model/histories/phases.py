@@ -1,0 +1,259 @@
+"""The phases: scenes between the random faults, each directed at one promise.
+
+Theory. Random faults seldom meet at the moment that matters: a lease of the longest ttl that was granted just before
+its server lost it; a holder that stands still over its deadline while others wait. A phase brings that moment about.
+While it plays, no other fault strikes, and no worker process begins: a process that has never met the servers before
+they lose their data cannot know of the loss, and interlock promises nothing then (docs/failover.md).
+
+A phase gives *orders* to worker processes: play this turn, once or for a while (`Order`). What the workers write is
+judged as everything else; a phase judges nothing itself. It returns what it did, or raises `Absent` if the moment did
+not come.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Final
+
+from harness.topology.group import ask
+from model.histories.lines import clock
+from model.histories.settings import PHASES, PLAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from random import Random
+
+    from model.histories.history import Controller, Worker
+    from model.histories.settings import Turn
+
+LONGEST: Final = 20.0  # seconds that servers may take for a failover
+GRANT: Final = 4.0  # seconds within which the holder of a phase gets its lock
+COHORT_TTL: Final = 1.0  # seconds: the shortest ttl of a lease that passes on
+AFTER: Final = 0.4  # seconds for which those that wait go on after the end of the lease
+
+
+class Absent(Exception):
+    """The moment that the phase wants did not come."""
+
+
+def lost_grant(run: Controller, random: Random) -> str:
+    """A lease of the longest ttl, which nobody renews, is lost by the servers just after its grant.
+
+    The replicas get no more writes, or the server's disk is set back; then the server is killed. Whoever comes next
+    must wait until that lease has run out. Mostly its holder stands still meanwhile, so that it does not learn of the
+    loss, and relies on its lease for as long as it may.
+    """
+    name, ttl = _name(run, random), run.settings.max_ttl
+    assert ttl is not None
+    losing = {"single": _set_back, "quorum": _empty_majority}.get(run.settings.topology, _promote_lagging)
+    with losing(run, random, name) as lose:
+        holder, others = _parts(run, random)
+        turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=1.2 * ttl, style=_style(random))
+        got = _hold(run, holder, turn)
+        _crowd(run, others, name, ttl + run.rig.grace + 2.0)
+        goes_on = got + ttl * random.uniform(0.5, 0.9)
+        with run.stopped(holder) if random.random() < 0.7 else nullcontext():
+            about = lose()
+            run.sleep(max(0.0, goes_on - clock()))
+        run.sleep(max(0.0, got + ttl + AFTER - clock()))
+    return f"{name} for {ttl:g} s by {holder.name}, {about}"
+
+
+@contextmanager
+def _set_back(run: Controller, random: Random, _name: str) -> Iterator[Any]:
+    """The one server comes back without what was written last, or empty."""
+    copied = random.random() < 0.25
+    if copied:
+        run.rig.keep_copy()
+
+    def lose() -> str:
+        time.sleep(random.choice((0.0, random.uniform(0.0, 0.05))))
+        run.rig.restart_without(copied=copied)
+        return "the server set back" if copied else "the server emptied"
+
+    yield lose
+
+
+@contextmanager
+def _empty_majority(run: Controller, random: Random, _name: str) -> Iterator[Any]:
+    """Two of three servers come back empty."""
+
+    def lose() -> str:
+        nodes = random.sample(run.rig.nodes, 2)
+        for node in nodes:
+            node.kill()
+        for node in nodes:
+            node.restart()
+        return "two servers emptied"
+
+    yield lose
+
+
+@contextmanager
+def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[Any]:
+    """A replica that lacks the latest writes becomes the primary."""
+    group: Any = run.rig.group
+    group.wait_ok(timeout=LONGEST)
+    sharded, key = run.settings.topology == "cluster", f"lock:{name}"
+    old = group.primary_of(key) if sharded else group.primary
+    replicas = [group.replica_of(old)] if sharded else list(group.replicas)
+    served = [key] if sharded else []
+    try:
+        if not sharded:  # else it would refuse all writes without its replicas; it is killed before it could stay alone
+            ask(old, "CONFIG", "SET", "min-replicas-to-write", 0)
+        group.lag(*replicas)
+
+        def lose() -> str:
+            old.kill()
+            new = group.wait_for_primary(*served, old, timeout=LONGEST)
+            return f"port {old.port} killed, port {new.port} promoted"
+
+        yield lose
+    finally:
+        if old.running:
+            if not sharded:
+                ask(old, "CONFIG", "SET", "min-replicas-to-write", 1)
+        else:
+            old.restart()
+        group.heal()
+        group.wait_ok(timeout=2 * LONGEST)
+
+
+def stopped_holder(run: Controller, random: Random) -> str:
+    """A holder stands still from just before its deadline until after it, while others wait for its lock.
+
+    Or all callers of a cohort do, so that a section which ends too late could pass its lease on.
+    """
+    return (_stopped_cohort if random.random() < 0.6 else _stopped_alone)(run, random)
+
+
+def _stopped_alone(run: Controller, random: Random) -> str:
+    name, (holder, others) = _name(run, random), _parts(run, random)
+    ttl, before, after = random.choice((0.4, 0.6, 0.8)), random.uniform(0.0, 0.06), random.uniform(0.05, 0.5)
+    turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=2 * ttl, style=_style(random))
+    got = _hold(run, holder, turn)
+    _crowd(run, others, name, ttl + after + AFTER)
+    run.sleep(max(0.0, got + ttl - before - clock()))
+    with run.stopped(holder):
+        run.sleep(before + after)
+    run.sleep(AFTER)
+    return f"{holder.name} from {before * 1000:.0f} ms before its deadline until {after * 1000:.0f} ms after it"
+
+
+def _stopped_cohort(run: Controller, random: Random) -> str:
+    name, (holder, others) = _name(run, random), _parts(run, random)
+    stops, away = 3, COHORT_TTL + random.uniform(0.05, 0.3)
+    lasts = stops * (away + AFTER) + AFTER
+    run.order(holder, PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.03, pause=0.0), workers=4, seconds=lasts)
+    _crowd(run, others, name, lasts)
+    for _ in range(stops):
+        run.sleep(random.uniform(0.5, 1.0) * AFTER)
+        with run.stopped(holder):
+            run.sleep(away)
+    run.sleep(AFTER)
+    return f"{holder.name} with a cohort, {stops} times for {away:.2f} s"
+
+
+def late_reply(run: Controller, random: Random) -> str:
+    """A reply is held back for longer than the margin of the lease: to an acquire, an extend, or a renewal.
+
+    Then the lease runs out by itself: a deadline that does not count from the sending is too late by as much.
+    """
+    name, (holder, others) = _name(run, random), _parts(run, random)
+    which, ttl = random.choice(("acquire", "extend", "renewal")), random.choice((0.5, 0.7, 1.0))
+    # A quorum gives a server far less time to answer than the ttl.
+    late = ttl * (random.uniform(0.03, 0.1) if run.settings.topology == "quorum" else random.uniform(0.1, 0.7))
+    turn = PLAIN.but(names=(name,), ttl=ttl, renew=which == "renewal", seconds=4 * ttl, style=_style(random))
+    if which == "extend":
+        turn = turn.but(extends=True, extends_to=ttl)
+    lines = run.rig.lines
+    with ExitStack() as stack:
+        for line in lines:
+            line.hold_back(holder.pid, "acquire" if which == "acquire" else "renew", name, late)
+            stack.callback(line.let_go)
+        _hold(run, holder, turn)
+        _crowd(run, others, name, 3 * ttl + late)
+        if which == "renewal":
+            end = clock() + ttl
+            while not all(line.caught.is_set() for line in lines):
+                if clock() > end:
+                    raise Absent("nobody renewed")
+                run.sleep(0.005)
+            for line in lines:  # the reply that is held back arrives, and no renewal behind it
+                line.mute(holder.pid)
+            run.sleep(ttl + late + AFTER)
+        else:
+            run.sleep(1.5 * ttl + late)
+    run.sleep(AFTER)
+    return f"to the {which} of {holder.name}, {late * 1000:.0f} ms of a ttl of {ttl:g} s"
+
+
+def slow_renewals(run: Controller, random: Random) -> str:
+    """Many callers of one process pass one lease on, while each reply to it takes long; in the end none comes.
+
+    So renewals are under way while the lease changes its section, and the lease runs out among its cohort.
+    """
+    name, (holder, others) = _name(run, random), _parts(run, random)
+    slow = random.choice((0.005, 0.03, 0.1, 0.3))
+    lasts = 2.0
+    with ExitStack() as stack:
+        for line in run.rig.lines:
+            line.slow_down(holder.pid, slow)
+            stack.callback(line.let_go)
+        crowd = PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.01, pause=0.0)
+        run.order(holder, crowd, workers=8, seconds=lasts + COHORT_TTL + 1.0)
+        _crowd(run, others, name, lasts + COHORT_TTL + 1.0)
+        run.sleep(lasts)
+        for line in run.rig.lines:
+            line.mute(holder.pid)
+        run.sleep(COHORT_TTL + random.uniform(0.1, 0.4))
+    run.sleep(AFTER)
+    return f"{holder.name}, up to {slow * 1000:.0f} ms"
+
+
+def _name(run: Controller, random: Random) -> str:
+    names = [name for name, kind in run.settings.names.items() if kind == "lock" and name != "mine"]
+    if not names:
+        raise Absent("no lock in this history")
+    return random.choice(names)
+
+
+def _style(random: Random) -> str:
+    return random.choice(("with", "released", "entered"))
+
+
+def _parts(run: Controller, random: Random) -> tuple[Worker, list[Worker]]:
+    """A process that tests this version, and the other ones."""
+    workers = run.running()
+    holders = [worker for worker in workers if not worker.version]
+    if len(workers) < 2 or not holders:
+        raise Absent("too few processes")
+    holder = random.choice(holders)
+    return holder, [worker for worker in workers if worker is not holder]
+
+
+def _hold(run: Controller, holder: Worker, turn: Turn) -> float:
+    """Let the process acquire once, and wait for the grant: when the process received it."""
+    label = run.order(holder, turn)
+    line = run.await_line(holder, "got", f"{label}.0.", GRANT)
+    if line is None:
+        raise Absent(f"{holder.name} did not get {turn.names[0]!r}")
+    return float(line["t"])
+
+
+def _crowd(run: Controller, workers: list[Worker], name: str, seconds: float) -> None:
+    """Let these processes acquire this lock again and again."""
+    for worker in workers:
+        run.order(worker, PLAIN.but(names=(name,), ttl=0.6), workers=1, seconds=seconds)
+
+
+_KNOWN: Final = {
+    "lost-grant": lost_grant, "stopped-holder": stopped_holder, "late-reply": late_reply,
+    "slow-renewals": slow_renewals,
+}  # fmt: skip
+
+
+def of(topology: str) -> dict[str, Any]:
+    """The phases that this topology has, by name."""
+    return {name: _KNOWN[name] for name in PHASES[topology]}
