@@ -19,6 +19,7 @@ from harness.topology.group import ask, info, wait
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from interlock._client import waiting as _waiters
 from interlock._connect.target import address_of
+from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
@@ -550,6 +551,44 @@ async def test_a_shard_that_comes_back_from_a_node_which_the_client_never_met_is
         got = await locks.lock(name, ttl=3).acquire(timeout=20)
         assert lost.state is LeaseState.LOST
         assert await got.release()
+
+
+@rule(1, 10)
+async def test_a_slot_taken_back_from_a_dead_node_which_the_client_never_met_is_in_quarantine(mode):
+    """The evidence was the identity of the node that got the slot back, and so none for that node."""
+    with Cluster(replicas=0) as group:
+        locks, others = mode.interlock(group.url, max_ttl=20), mode.interlock(group.url, max_ttl=20)
+        server_of(mode, locks)._learn_identities = _learn_none
+        await knows_all(mode, others)
+        first, second, third = group.nodes
+        name = one_on_each(group, "back")[first]
+        await use(locks.lock(name))
+        slot = group.slot(f"lock:{name}")
+        await asyncio.to_thread(group.migrate, slot, to=second)
+        kept = await mode.keep(others.lock(name, ttl=20, renew=False).acquire(timeout=10))
+        deadline = kept._grant.deadline
+        await new_map(mode, locks)
+        second.kill()
+        for node in (first, third):
+            ask(node, "CLUSTER", "SETSLOT", slot, "NODE", group._ids[first])
+        refused = await outcome(locks.lock(name, ttl=20).acquire(timeout=2))
+        assert "quarantine" in str(refused)
+        assert server_of(mode, locks).runtime.now() < deadline
+
+
+async def _learn_none():
+    """In place of `_learn_identities`, of a client that only meets a node when it sends a message there."""
+
+
+async def new_map(mode, locks):
+    """Let a client read the map now."""
+    server = server_of(mode, locks)
+    server._next_map_at = 0.0
+    loading = server._load_map(server.runtime.now() + 10)
+    if mode.name == "asyncio":
+        await loading
+    else:
+        await asyncio.to_thread(run, loading)
 
 
 @rule(10)

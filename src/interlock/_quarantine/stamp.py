@@ -11,7 +11,7 @@ from interlock._quarantine.slot_history import SlotHistory, lossless_entry, loss
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-RETURNED: Final = "@"  # begins the `previous` of a server that is the primary again
+RETURNED: Final = "@"  # begins `previous` if what was lost was granted after that identity: it may be this server's
 MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: leases of still earlier servers have run out
 
 

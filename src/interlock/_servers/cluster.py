@@ -51,6 +51,7 @@ from interlock._quarantine.lossless import ask_server, least_ttl, read_server
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through
 from interlock._quarantine.slot_move import SlotMove
+from interlock._quarantine.stamp import RETURNED
 from interlock._servers.single import connected_clients
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 from interlock.errors import ConfigError, LockError
@@ -582,9 +583,10 @@ class ClusterServer:
         target = move.target.latest
         if not old_identity:
             return None
-        if (least := move.least_ttl) is None and not move.source_stamp.identity:
-            least = move.least_ttl = math.inf
-        elif least is None:
+        if not move.source_stamp.identity:
+            # No proof about the server before shows what the source granted. And that server may be the target again.
+            old_identity, move.least_ttl = f"{RETURNED}{old_identity}", math.inf
+        if (least := move.least_ttl) is None:
             within = min(NODE_TIMEOUT, max(0.05, until - self.runtime.now()))
             least = move.least_ttl = await self.runtime.run_blocking(
                 partial(_least_kept_ttl, move, within, old_identity)
