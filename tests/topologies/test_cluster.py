@@ -591,6 +591,62 @@ async def new_map(mode, locks):
         await asyncio.to_thread(run, loading)
 
 
+@rule(1, 10)
+async def test_a_restart_after_a_move_begins_a_quarantine_in_slots_that_were_not_used_since_the_move(mode):
+    """The quarantine of such a slot counted from the move, and so was over."""
+    with Cluster(node_timeout=2.0) as group:
+        locks, others = mode.interlock(group.url, max_ttl=3), mode.interlock(group.url, max_ttl=3)
+        first = group.nodes[0]
+        name, noticing = names_on(group, first)
+        for each in (locks, others):
+            await knows_all(mode, each)
+            await use(each.lock(noticing, ttl=3))
+        second = group.replica_of(first)
+        await asyncio.to_thread(group.failover, second)
+        await use(locks.lock(noticing, ttl=3), 20)
+        assert group.slot(f"lock:{name}") in server_of(mode, locks).histories.moves
+        await asyncio.sleep(3 + 4 + 0.5)  # a quarantine and its isolation grace
+        await mode.keep(others.lock(name, ttl=3, renew=False).acquire(timeout=20))
+        second.kill()
+        second.restart()
+        refused = await outcome(locks.lock(name, ttl=3).acquire(timeout=4))
+        assert "quarantine" in str(refused)
+
+
+@rule(1, 10)
+async def test_a_restart_between_two_moves_there_and_back_begins_a_quarantine(mode):
+    """The evidence was the identity of the node to which the slot came back, and so none for that node."""
+    with Cluster(replicas=0, node_timeout=2.0) as group:
+        locks, others = mode.interlock(group.url, max_ttl=6), mode.interlock(group.url, max_ttl=6)
+        await asyncio.sleep(6 + 4 + 0.5)  # until the age of the nodes allows a grant at once
+        first, second, _ = group.nodes
+        name, there = names_on(group, first)[0], names_on(group, second)[0]
+        for each in (locks, others):
+            await knows_all(mode, each)
+            await use(each.lock(there, ttl=6))
+        slot = group.slot(f"lock:{name}")
+        await asyncio.to_thread(group.migrate, slot, to=second)
+        await new_map(mode, locks)
+        await mode.keep(others.lock(name, ttl=6, renew=False).acquire(timeout=10))
+        second.kill()
+        second.restart()
+        await asyncio.to_thread(group.wait_ok)
+        assert "quarantine" in str(await outcome(locks.lock(there, ttl=6).acquire(timeout=0.5)))
+        await new_map(mode, locks)
+        nodes = {*server_of(mode, locks)._map}
+        await until(lambda: all(node.history.identity_at_map == node.history.latest.identity for node in nodes))
+        await asyncio.to_thread(group.migrate, slot, to=first)
+        await new_map(mode, locks)
+        refused = await outcome(locks.lock(name, ttl=6).acquire(timeout=1))
+        assert "quarantine" in str(refused)
+
+
+def names_on(cluster, node):
+    """Two names, in two slots of this node."""
+    names = [f"two-{number}" for number in range(100)]
+    return [name for name in names if cluster.primary_of(f"lock:{name}") is node][:2]
+
+
 @rule(10)
 async def test_a_lossless_failover_begins_no_quarantine(mode, clean, harmed):
     locks, others = mode.interlock(), mode.interlock()

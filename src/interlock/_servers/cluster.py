@@ -595,12 +595,16 @@ class ClusterServer:
         if least < math.inf and move.target_identity and move.target_identity == target.identity:
             lossless_from = (lossless_entry(old_identity, least), *lossless_through(before.lossless_from, least))
             since = move.noticed_at if least else before.since  # shorter leases may have been lost by this move
-            return SlotHistory(before.previous, since, lossless_from, before.earlier)
+            returned = RETURNED if before.previous == target.identity else ""  # what was lost was granted in between
+            return SlotHistory(f"{returned}{before.previous}", since, lossless_from, before.earlier)
         before = before._replace(earlier=None)
         # A node that never was a replica: the slot has been there no longer than the process has been running.
         if least == 0 and target.facts is not None and not target.facts.promoted:
             return SlotHistory(old_identity, target.latest_start, (), before)
-        return SlotHistory(old_identity, move.noticed_at, (), before)
+        # The client may notice a move long before it first sends a message about the slot. What the target lost
+        # meanwhile may be younger than the move.
+        since = move.noticed_at if target.facts is None else max(move.noticed_at, target.latest_start)
+        return SlotHistory(old_identity, since, (), before)
 
     # Pushes
 
