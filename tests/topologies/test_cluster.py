@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import redis
 import redis.asyncio
 
+import interlock.aio
 from harness.clock import machine_time
 from harness.matrix import BASE, MODES, required
 from harness.modes import SLACK, outcome, queued, until
@@ -645,6 +648,69 @@ def names_on(cluster, node):
     """Two names, in two slots of this node."""
     names = [f"two-{number}" for number in range(100)]
     return [name for name in names if cluster.primary_of(f"lock:{name}") is node][:2]
+
+
+@rule(10)
+async def test_a_move_that_is_noted_while_a_caller_looks_at_an_earlier_one_is_not_forgotten():
+    """Of two callers that looked at a move, the slower one then forgot the move that was noted meanwhile."""
+    with Cluster() as group:
+        async with interlock.aio.Interlock(group.url, max_ttl=6) as locks:
+            server = locks._session.server
+            first = group.nodes[0]
+            name = names_on(group, first)[0]
+            await use(locks.lock(name))
+            await until(lambda: all(node.history.identity_at_map for node in {*server._map}))
+            slot, second = group.slot(f"lock:{name}"), group.replica_of(first)
+            learn, targets, goes_on = server._learn_slot_history, [], asyncio.Event()
+
+            async def learn_slowly(*args):
+                targets.append(args[1].address.parameters["port"])
+                number = len(targets)
+                await learn(*args)
+                if number == 2:
+                    await goes_on.wait()
+
+            async def read_map():
+                server._next_map_at = 0.0
+                await server._load_map(server.runtime.now() + 10)
+
+            server._learn_slot_history = learn_slowly
+            await asyncio.to_thread(group.failover, second)
+            await read_map()
+            end = server.runtime.now() + 30
+            faster, slower = (asyncio.ensure_future(server._process_moves(slot, end)) for _ in range(2))
+            await faster
+            await asyncio.to_thread(group.failover, first)
+            await read_map()
+            assert len(server.histories.moves[slot]) == 1
+            goes_on.set()
+            await slower
+            assert targets == [second.port, second.port, first.port]
+
+
+@rule(6)
+def test_a_loop_whose_map_is_older_than_the_move_which_another_loop_noted_reads_the_map():
+    """It asked the target of that move for ever, which was a replica again, since its own map named another node."""
+    with Cluster() as group, contextlib.ExitStack() as ending:
+        first = group.nodes[0]
+        name, noticing = names_on(group, first)
+        locks = interlock.aio.Interlock(group.url, max_ttl=3)
+        runners = [ending.enter_context(asyncio.Runner()) for _ in range(2)]
+        other_thread = ending.enter_context(ThreadPoolExecutor(1))
+
+        def use_in(loop, name):
+            call = partial(runners[loop].run, use(locks.lock(name, ttl=3), 20))
+            other_thread.submit(call).result() if loop else call()
+
+        use_in(0, name)
+        use_in(1, noticing)
+        second = group.replica_of(first)
+        group.failover(second)
+        use_in(1, noticing)  # notes the move of all slots
+        group.failover(first)
+        use_in(0, name)
+        runners[0].run(locks.close())
+        other_thread.submit(runners[1].run, locks.close()).result()
 
 
 @rule(10)

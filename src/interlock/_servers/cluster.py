@@ -349,7 +349,8 @@ class ClusterServer:
     async def _node_of(self, slot: int, until: float) -> Node:
         """The node that serves this slot. Raises Disconnected if no node answers, ServerError if none serves it."""
         node = self._map[slot]
-        if node is None or node.failed_at:
+        # Another event loop may have noted a move since this one read the map.
+        if node is None or node.failed_at or self.histories.served[slot] is not node.history:
             await self._load_map(until)
             node = self._map[slot]
             if node is None:
@@ -556,7 +557,7 @@ class ClusterServer:
             number = len(moves)
             await self._learn_slot_history(slot, self._node(moves[-1].target.address), list(moves), until)
             with self.runtime.mutex:
-                if len(moves) == number:
+                if len(moves) == number and self._moves.get(slot) is moves:  # else another caller was faster
                     self._moves.pop(slot, None)
 
     async def _learn_slot_history(self, slot: int, node: Node, moves: list[SlotMove], until: float) -> None:
