@@ -482,7 +482,7 @@ KNOWN: Final = (
     Plant(
         "a revocation that comes before the reply is forgotten",
         (Change(RENEWAL, "            self.early_revocations[token] = why\n", "            pass\n"),),
-        (Simulator("revoked", "semaphore", first=130),),
+        (Simulator("revoked early"),),
     ),
     Plant(
         "nobody asks about a lease that was granted without a subscription",
@@ -495,9 +495,13 @@ KNOWN: Final = (
             Change(
                 CORE,
                 '/{name}/{os.urandom(16).hex()}",',
-                '/{name}/{NUMBERS.getrandbits(128):032x}",',
+                '/{name}/{self.made:032x}",',
             ),
-            Change(CORE, "class Core:\n", "NUMBERS = random.Random(7)\n\n\nclass Core:\n"),
+            Change(
+                CORE,
+                "        name, caller = self.caller(resource)\n",
+                "        name, caller = self.caller(resource)\n        self.made = getattr(self, 'made', 0) + 1\n",
+            ),
         ),
         (Simulator("restored twice"),),
     ),
