@@ -208,6 +208,12 @@ CROWDS: Final = {
 }  # fmt: skip
 
 
+_OUTAGES: Final = {
+    "restart": 0.2, "restart with old keys": 0.2, "restart without keys": 0.2, "failover": 0.2, "planned failover": 0.2,
+    "primary isolated": 0.2, "primary paused": 0.1, "first replica": 0.2, "one way": 0.3,
+}  # fmt: skip
+
+
 def _crowd(name: str, weather: Weather, rates: dict[str, float] | None = None, *, foreign: float = 0.0) -> Profile:
     return Profile(
         name, weather, rates or {}, usage="short and long", foreign=foreign, clients=(1, 2, 3), workers=(2, 3, 4),
@@ -240,6 +246,24 @@ BY_NAME: Final = {
         _crowd("short and long", Weather(slow=0.1), {"pause": 1.0}),
         # A link as slow as the ttl allows: most of the time a request of each lease is under way.
         _crowd("slow link", Weather(trip=0.12), _CANCEL | {"revoke": 0.5}),
+        # The same while servers change, and while nearly every message may be lost.
+        replace(
+            _servers("short and long restarts", _CRASH | _OUTAGES, weather=Weather(slow=0.1)),
+            usage="short and long",
+            workers=(2, 3),
+            fault_phase=5.0,
+            subjects=("lock", "lock", "rlock"),
+        ),
+        replace(
+            _servers("slow link restarts", _CANCEL | _OUTAGES, weather=Weather(trip=0.1)),
+            usage="short and long",
+            workers=(1, 2),
+            fault_phase=5.0,
+            subjects=("lock", "rwlock", "semaphore", "lock"),
+        ),
+        _crowd(
+            "short and long in chaos", _ROUGH, _CANCEL | _PAUSE | _CRASH | _SERVER | {"revoke": 1.0, "cut off": 0.3}
+        ),
         # Code beside the sections: on_lost, finalizers and second threads take the same lock, or use the same lease.
         Profile(
             "foreign code",
@@ -251,6 +275,14 @@ BY_NAME: Final = {
         _crowd("foreign code in a crowd", Weather(slow=0.1), _CANCEL | {"revoke": 1.0}, foreign=0.4),
         # Pushes of revocations overtake the replies that grant.
         Profile("revoked early", weather=Weather(slow=0.3), rates={"revoke": 4.0}, workers=(1, 2)),
+        # Revocations of which the client hears late or never, since messages and servers fail.
+        Profile(
+            "revoked unheard",
+            weather=replace(_ROUGH, push_lost=0.8, slow=0.2),
+            rates=_CRASH | _MEMORY | {"revoke": 4.0, "break subscription": 1.0, "cut off": 0.3, "close": 0.3},
+            workers=(1, 2),
+        ),
+        _servers("revoked on lost servers", _OUTAGES | {"revoke": 6.0}, weather=replace(_ROUGH, push_lost=0.8)),
         # Sections and waits that outlast leases and quarantines; writers that go on as readers after a restart.
         Profile("outlasting", rates=_PAUSE | {"cut off": 0.3}, usage="outlasting", fault_phase=12.0),
         replace(

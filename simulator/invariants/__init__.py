@@ -30,6 +30,8 @@ Rules, by the numbers in violations.
 A lease that was revoked by force is outside rule 1 and the second half of 2: its holder learns of the revocation later.
 The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and
 the first request is that of a client that started after the loss. Then rule 13 ends, too.
+Rule 2 begins anew if a server loses the grants that followed a quarantine which a person has ended: the fences of these
+grants were ahead of the clock by the rest of that quarantine, and the next server knows only its own clock.
 """
 
 from __future__ import annotations
@@ -76,6 +78,7 @@ class Monitor:
         else:
             self.server_state = Votes(trace, groups, self.attempts, self.leases, profile)
         state = self.server_state
+        state.on_fences_lost = self.leases.forget_fences
         state.longest_quarantine = profile.max_ttl + profile.isolation_grace
         lasting = groups[0] if len(groups) == 1 and profile.trusted and not profile.loses_leases else None
         self.beliefs = Beliefs(trace, self.attempts, record, lasting)

@@ -52,6 +52,7 @@ class Seen:
     quarantine_until: float = 0.0  # lost leases may last until then
     lost_by: int = 0  # the host that first served after the loss
     restarted_on: Host | None = None  # the host that granted to a client which remembered nothing
+    fences_ahead: bool = False  # of the clock, since a person has ended a quarantine
     loss_recorded: bool = True  # whether the record shows that there may be lost leases
 
 
@@ -72,6 +73,8 @@ class ServerState:
         self.longest_quarantine = math.inf  # seconds
         self.excused = 0  # grants to clients that remembered nothing, by servers that had lost all
         self.on_grant: Callable[[], None] = lambda: None  # called in the moment of a grant
+        # called with the key of a resource whose fences count no more
+        self.on_fences_lost: Callable[[bytes], None] = lambda _key: None
         self.pools: dict[str, SimPool] = {}  # by process
         self.granted_at: dict[bytes, float] = {}  # when the server granted each token last
         self._arrived = 0
@@ -89,7 +92,7 @@ class ServerState:
         """Note a lease revoked by force: other leases of the same owner, whose `ensure()` may pass, end with it."""
         resource = seen.resource
         if token.startswith(b"quarantine:"):
-            seen.quarantine_until = 0.0
+            seen.quarantine_until, seen.fences_ahead = 0.0, True
         for other, each in self.attempts.known.items():
             if each.resource is resource:
                 all_of_them = token == b"taken-over" or token.startswith(b"quarantine:")
@@ -108,6 +111,8 @@ class ServerState:
             seen.arrivals.clear()
             self._note_arrivals(seen, seen.holders, server.find(resource.queue, ZSet) or {})
             seen.head, seen.room_since, seen.news_due = None, None, {}
+            if lossy and seen.fences_ahead:
+                self._forget_fences(seen)
             if lossy:
                 seen.quarantine_until = max(seen.quarantine_until, self.trace.world.now + quarantine_time)
                 seen.lost_by = self.group.primary.number
@@ -116,6 +121,13 @@ class ServerState:
                 resource.note_data_loss(server)
         for attempt in self.attempts.known.values():
             attempt.cleared = False
+
+    def _forget_fences(self, seen: Seen) -> None:
+        """Excuse lower fences: the server has lost grants that were ahead of its clock, and takes its clock."""
+        seen.fence, seen.fences_ahead = 0, False
+        for attempt in self.attempts.known.values():
+            attempt.exempt |= attempt.resource is seen.resource
+        self.on_fences_lost(seen.resource.key)
 
     def _start_over(self, seen: Seen) -> None:
         """Excuse a grant despite lost leases: no client that knew of these took part, and no record shows them."""

@@ -22,8 +22,9 @@ from simulator.profiles import ALL, BY_NAME
 SEEDS = 2
 RARE = [("short and long", "lock", 4), ("ruin", "lock", 0), ("ruin", "lock", 1)]  # runs that have the rarer pairs
 SITUATIONS = (
-    "short and long", "slow link", "foreign code", "foreign code in a crowd", "revoked early", "outlasting",
-    "outlasting restarts",
+    "short and long", "slow link", "short and long restarts", "slow link restarts", "short and long in chaos",
+    "foreign code", "foreign code in a crowd", "revoked early", "revoked unheard", "revoked on lost servers",
+    "outlasting", "outlasting restarts",
 )  # fmt: skip
 
 
