@@ -16,7 +16,8 @@ Rules, by the numbers in violations.
  7. No client renews a lease that has ended.
  8. A client reports a lost lease soon and once; a released lease never. A revocation takes the grant that it finds: a
     handover that its waiter has not confirmed, and not the grant that the waiter may get later under the same token.
- 9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed.
+ 9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed. Without faults
+    `ensure()` passes for as long as the server keeps the lease, but for the time of a trip.
 10. The API raises only exceptions of `interlock.errors`, and the log has no error.
 11. A client sends an `execute` once; the server runs it at most once and only while its lease holds; and the call never
     reports otherwise.
@@ -81,7 +82,7 @@ class Monitor:
         state.on_fences_lost = self.leases.forget_fences
         state.longest_quarantine = profile.max_ttl + profile.isolation_grace
         lasting = groups[0] if len(groups) == 1 and profile.trusted and not profile.loses_leases else None
-        self.beliefs = Beliefs(trace, self.attempts, record, lasting)
+        self.beliefs = Beliefs(trace, self.attempts, record, lasting, quiet=quiet)
         self.beliefs.granted_at = lambda token: state.granted_at.get(token, 0.0)
         self.leases.note_belief = self.beliefs.note_lease
         self.passing = Passing(trace, self.attempts, self.beliefs, record)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.timing import margin
 from simulator.server import CLOCK_START
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 GRAIN: Final = 0.001  # seconds: servers round the ends of keys to milliseconds
 ROUNDING: Final = 1e-6  # seconds
+WAKE_TIME: Final = 0.005  # seconds from a request to the step that uses its reply, if there is no fault
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +42,13 @@ class Belief:
 class Beliefs:
     """The beliefs of all clients."""
 
-    def __init__(self, trace: Trace, attempts: Attempts, record: Record, group: ServerGroup | None) -> None:
+    def __init__(
+        self, trace: Trace, attempts: Attempts, record: Record, group: ServerGroup | None, *, quiet: bool
+    ) -> None:
         self.trace = trace
         self.attempts = attempts
         self.record = record
+        self.quiet = quiet  # whether there is no fault of any kind
         self.group = group  # where leases last as long as they were granted; None if servers may lose or change them
         self.granted_at: Callable[[bytes], float] = lambda _token: 0.0  # when the server granted this token last
         self._mine: dict[Process, list[Belief]] = {}
@@ -105,6 +110,17 @@ class Beliefs:
         ends = (holders[token].ends / 1e3 - CLOCK_START / 1e6 - server.skew - self.group.offset) / self.group.rate
         if until > ends + GRAIN + ROUNDING:
             self.trace.violated(1, f"{grant.token} is believed until {until:.6f}, and ends in the server at {ends:.6f}")
+        earliest = ends - margin(ends - self.trace.world.now) - 2 * WAKE_TIME
+        lasts_longer = (
+            grant.deadline == grant.max_hold_until or resource.owner_of(token) != token or self._is_asked(grant)
+        )
+        if self.quiet and until < earliest and not lasts_longer:
+            self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends:.6f}")
+
+    def _is_asked(self, grant: Grant) -> bool:
+        """Whether a request about this lease may have lengthened it, and its reply is on its way."""
+        session = self.attempts.sessions[self.attempts.known[grant.token.encode()].process]
+        return grant.token in session.renewal.set_aside or self.attempts.unanswered[grant.token.encode()] > 0
 
     def _check_watched(self, process: Process, grant: Grant) -> None:
         """Check rule 8: a client that knows of a revocation heeds it, and watches each of its leases."""

@@ -126,6 +126,17 @@ def a_grant_counts_from_its_reply(monkeypatch):
     monkeypatch.setattr(Core, "request", late)
 
 
+def a_handover_counts_for_its_own_ttl_only(monkeypatch):
+    make = Core.lease_from_grant
+
+    def short(self, attempt, fence, sent):
+        if attempt.is_queued:
+            sent -= max(0.0, attempt.ttl - 3.0)
+        return make(self, attempt, fence, sent)
+
+    monkeypatch.setattr(Core, "lease_from_grant", short)
+
+
 def nobody_looks_at_the_deadline(monkeypatch):
     monkeypatch.setattr(Grant, "reason_ended", lambda self, _now: self.end_reason)
 
@@ -212,6 +223,7 @@ def a_quarantine_has_no_end(monkeypatch):
 IN_PYTHON = {
     an_extension_counts_from_its_reply: (1, "lock", "slow link"),
     a_grant_counts_from_its_reply: (1, "lock", "short and long"),
+    a_handover_counts_for_its_own_ttl_only: (9, "semaphore", "no faults"),
     nobody_looks_at_the_deadline: (9, "lock", "outlasting"),
     ensure_does_not_look_at_the_deadline: (9, "lock", "outlasting"),
     nobody_reports_a_deadline: (8, "lock", "outlasting"),
