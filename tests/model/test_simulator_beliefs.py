@@ -65,6 +65,21 @@ def test_each_situation_really_happens(profile, wanted, reports):
     assert {each for each in wanted if not counts[each]} == set()
 
 
+@pytest.mark.parametrize(
+    ("seed", "profile", "subject"),
+    [
+        (155, "revoked", "lock"),  # a handover is revoked, and its waiter gets the lock later
+        (1795449749010, "slow", "rlock"),  # an owner has taken the lease over elsewhere before the reply arrives
+        (1795449748337, "ended by hand", "once"),  # a server loses grants whose fences were ahead of its clock
+        (1795450240862, "ended by hand", "lock"),  # the same
+        (100195, "crowd, memory", "lock"),  # a full server has refused the command of an execute
+        (100318, "outlasting", "election"),  # a heartbeat waits for a round that has no reply
+    ],
+)
+def test_what_only_looked_like_a_fault_breaks_no_rule(seed, profile, subject):
+    assert not simulate(seed, profile, subject=subject).violations
+
+
 # What a run must reach: each of these pairs was out of reach once, or hid a bug.
 IMPORTANT = {
     ("renewing", "section ends"), ("renewing", "cancel"), ("renewing", "message slow"), ("renewing", "pause"),
