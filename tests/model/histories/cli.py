@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
         "--phases",
         type=_some(PHASE_NAMES),
         default=None,
-        help="only these (two that the seed chooses); none: no phases",
+        help="only these (half of them, as the seed decides); none: no phases",
     )
     made.add_argument(
         "--older", type=_commits, default=None,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from model.histories.history import Controller
 
 LONGEST: Final = 20.0  # seconds that servers may take for a failover
+USUAL: Final = 2.0  # seconds: a longer ttl, which some phases need, makes no fault longer
 
 
 # Worker processes
@@ -260,7 +261,7 @@ def machine_stopped(run: Controller, random: Random) -> str:
             time.sleep(random.uniform(0.0, 3.0))
             also.resume()
 
-    seconds = random.uniform(0.0, 2 * run.max_ttl + 4)
+    seconds = random.uniform(0.0, 2 * min(run.max_ttl, USUAL) + run.rig.grace)
     with run.stopped(worker) if worker is not None else contextlib.nullcontext():
         said = _without(run, old, away, back, seconds)
     return f"{said}; with {worker.name if worker else 'nobody'}" + (f" and port {also.port}" if also else "")
@@ -288,7 +289,7 @@ def lag(run: Controller, random: Random) -> str:
 
 def _without_primary(run: Controller, random: Random, away: Any, back: Any) -> str:
     old = _primary(run, random)
-    return _without(run, old, away, back, random.choice((0.0, random.uniform(0.0, run.max_ttl + 2))))
+    return _without(run, old, away, back, random.choice((0.0, random.uniform(0.0, min(run.max_ttl, USUAL) + 2))))
 
 
 def _without(run: Controller, old: Any, away: Any, back: Any, seconds: float) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import interlock
-from harness.older import unpacked_source
+from harness.older import last_of_days, unpacked_source
 from harness.topology.group import ask, ask_all
 from interlock._protocol.names import tagged
 from interlock.errors import LockError
@@ -91,7 +91,7 @@ class Controller:
     """It starts everything, and ends everything, whatever happens."""
 
     def __init__(self, settings: Settings, directory: Path, say: Callable[[str], None] = lambda _: None) -> None:
-        self.settings = settings = settings.settled()
+        self.settings = settings = settings.settled(last_of_days())
         self.directory, self.say = directory, say
         directory.mkdir(parents=True, exist_ok=True)
         self.pen = Pen(directory, "controller")

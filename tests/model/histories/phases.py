@@ -46,9 +46,11 @@ def lost_grant(run: Controller, random: Random) -> str:
     """
     name, ttl = _name(run, random), run.settings.max_ttl
     assert ttl is not None
+    holder, others = _parts(run, random)
+    # First of all no quarantine of an earlier fault is on: a replica that is cut off for long is promoted by nobody.
+    _hold(run, holder, PLAIN.but(names=(name,)), GRANT + ttl + run.rig.grace)
     losing = {"single": _set_back, "quorum": _empty_majority}.get(run.settings.topology, _promote_lagging)
     with losing(run, random, name) as lose:
-        holder, others = _parts(run, random)
         turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=1.2 * ttl, style=_style(random))
         got = _hold(run, holder, turn)
         _crowd(run, others, name, ttl + run.rig.grace + 2.0)
@@ -233,10 +235,10 @@ def _parts(run: Controller, random: Random) -> tuple[Worker, list[Worker]]:
     return holder, [worker for worker in workers if worker is not holder]
 
 
-def _hold(run: Controller, holder: Worker, turn: Turn) -> float:
+def _hold(run: Controller, holder: Worker, turn: Turn, within: float = GRANT) -> float:
     """Let the process acquire once, and wait for the grant: when the process received it."""
     label = run.order(holder, turn)
-    line = run.await_line(holder, "got", f"{label}.0.", GRANT)
+    line = run.await_line(holder, "got", f"{label}.0.", within)
     if line is None:
         raise Absent(f"{holder.name} did not get {turn.names[0]!r}")
     return float(line["t"])

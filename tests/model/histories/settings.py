@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from harness.older import last_of_days
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 TOPOLOGIES: Final = ("single", "sentinel", "cluster", "quorum")
 MODES: Final = ("threads", "asyncio")
@@ -58,19 +59,18 @@ class Settings:
         """Numbers for one purpose; they depend on the seed and the purpose only."""
         return Random("/".join(map(str, (self.seed, self.topology, *about))))
 
-    def settled(self) -> Settings:
-        """These settings, and in them what the seed decides."""
+    def settled(self, versions: Sequence[str] = ()) -> Settings:
+        """These settings, and in them what the seed decides: phases, the longest ttl, and one of the older versions."""
         random = self.random("settled")
-        chosen = random.sample(PHASES[self.topology], 2)
+        chosen = random.sample(PHASES[self.topology], len(PHASES[self.topology]) // 2)
         max_ttl = random.choice(MAX_TTLS[self.topology])
         phases = tuple(chosen) if self.phases is None else self.phases
         phases = tuple(phase for phase in phases if phase in PHASES[self.topology])
         if "lost-grant" in phases:
             max_ttl = OUTLASTS_FAILOVER.get(self.topology, max_ttl)
-        older, days = self.older, last_of_days()
-        is_mixed = random.random() < MIXED and bool(days)
+        older, is_mixed = self.older, random.random() < MIXED
         if older is None:
-            older = (random.choice(days),) if is_mixed and not self.plant else ()
+            older = (random.choice(versions),) if is_mixed and versions and not self.plant else ()
         return self.but(phases=phases, max_ttl=self.max_ttl or max_ttl, older=older)
 
     @property
