@@ -39,7 +39,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
     many runs
       coverage       which events met claims in which states, in all runs
       batch          many seeds on all cores;  cli: the command line;  progress: its progress bar
-    exhaustive/      another search: every order of events of a quorum's protocol within bounds, without seeds
+    exhaustive/      other searches: every order of events within bounds, without seeds
 
 Rules.
  1. The simulator patches only time, chance (random numbers, tokens) and the current task of interlock's modules.

@@ -2,9 +2,9 @@
 
 Theory. The walk begins at a few objects, and follows every reference: fields, containers, the local variables of
 coroutines and where each of them waits. An object that it meets again is a number, so that the same objects in other
-relations have another fingerprint. It passes over what never changes (a script, a resource, a class), and over the
-fields in `NEVER_READ`, which no decision of the protocol reads. A field that a later version adds is in the fingerprint
-by itself. So two states are wrongly taken for one only by what no variable shows: the place of a loop within its list.
+relations have another fingerprint. It passes over what never changes (a script, a resource, a class, the fields in
+`PASSED_OVER`). A field that a later version adds is in the fingerprint by itself. So the walk takes two states for one
+only by what no variable shows: the place of a loop within its list.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from interlock._client.grant import AcquireOptions
 from interlock._protocol.types import Resource, Script
 
 if TYPE_CHECKING:
@@ -23,12 +24,27 @@ if TYPE_CHECKING:
 
 ATOMS: Final = {int, float, str, bytes, bool, type(None)}
 CONSTANT: Final = {Resource, Script}
-NEVER_READ: Final = {
-    "Attempt": {"place", "caller", "observation", "waits_since", "look_at"},
-    "Core": {"registry", "deadlocks", "all_renewals", "all_waits", "caller"},
+# Fields that the walk passes over: no decision of the protocol reads them, or they never change.
+PASSED_OVER: Final = {
+    "AcquireOptions": {*AcquireOptions.__slots__},
+    "Attempt": {"place", "caller", "observation", "waits_since", "look_at", "resource", "busy", "make_lease"},
+    "Core": {
+        "registry", "deadlocks", "all_renewals", "all_waits", "caller", "server", "runtime", "process_id", "max_ttl",
+        "try_for", "frames_to_user",
+    },
     "Grant": {"since"},
+    "Lease": {"_core"},
+    "Pool": {"tasks", "address", "push_handler", "sent", "silence", "listens"},
+    "Proofs": {"runtime", "find_least_ttl"},
+    "Renewal": {"server", "runtime", "reports", "ends_worker", "renewal_worker"},
+    "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},
     "Session": {"registry", "exit_connection"},
-}
+    "Undo": {"server", "runtime", "wake_at", "on_adopted", "on_late_loss"},
+    "Waiters": {"server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
+    "Cohorts": {"runtime", "renewal", "wake_at", "pass_on"},
+    "Worker": {"runtime", "name", "is_closed", "start_others", "task"},
+    "_OneServer": {"address", "display_url", "retry_for", "can_fail_over", "runtime", "primacy"},
+}  # fmt: skip
 _fields: dict[type, tuple[str, ...]] = {}
 
 
@@ -120,12 +136,12 @@ class Walk:
         if fields is None:
             slots = {name for each in kind.__mro__ for name in _slots_of(each)}
             fields = _fields[kind] = tuple(
-                sorted(slots - {"__weakref__", "__dict__"} - NEVER_READ.get(kind.__name__, set()))
+                sorted(slots - {"__weakref__", "__dict__"} - PASSED_OVER.get(kind.__name__, set()))
             )
         for name in fields:
             self.visit(getattr(value, name, None))
         if (attributes := getattr(value, "__dict__", None)) is not None:
-            skipped = NEVER_READ.get(kind.__name__, ())
+            skipped = PASSED_OVER.get(kind.__name__, ())
             for name in sorted(attributes):
                 if name not in skipped:
                     self.words.append(name)

@@ -46,6 +46,7 @@ class Memory:
         self._numbers: dict[Keys, int] = {(): EMPTY}
         self.run = cache(self._run)
         self.at = cache(self._at)
+        self.tokens = cache(self._tokens)
 
     @property
     def runs(self) -> int:
@@ -114,7 +115,7 @@ class Memory:
         """Whether there is more than the record of a free lock."""
         return any(key != RECORD for key, *_ in self._images[image])
 
-    def tokens(self, image: int) -> set[bytes]:
+    def _tokens(self, image: int) -> frozenset[bytes]:
         """Return the tokens that hold the lock, or wait for it."""
         found = set[bytes]()
         for key, _, value, _ in self._images[image]:
@@ -122,7 +123,7 @@ class Memory:
                 found.add(value)
             elif key in {QUEUE, WAITERS}:
                 found |= {member for member, _ in value}
-        return found
+        return frozenset(found)
 
     def describe(self, image: int) -> str:
         """Return the keys as text, for people."""

@@ -1,9 +1,9 @@
 """A process of a client: the real session, over a wire that the search holds, and threads that use one lock.
 
 Theory. `Process.take` gives one input to the process, which then does all that follows from it. The inputs are: an
-action of a thread; a reply; the news that a connection broke; a push; and the moment in which the process runs, so that
-its timers fire. A process that the search gives no input stands still, as after SIGSTOP. Nothing else reaches the
-process: it gets the time from its input, and counts where others draw random numbers.
+action of a thread, or its cancellation; a reply; the news that a connection broke; a push; and the moment in which the
+process runs, so that its timers fire. A process that the search gives no input stands still, as after SIGSTOP. Nothing
+else reaches the process: it gets the time from its input, and counts where others draw random numbers.
 
 Rules that a process must keep by itself (the search judges all processes together):
  1. A lease that the client renews is in the book of renewals, from its grant to its end: also one that has passed on.
@@ -28,7 +28,7 @@ from interlock.errors import LockError
 
 from .fingerprint import fingerprint
 from .memory import RESOURCE
-from .tasks import Future, Runtime, Task, Tasks
+from .tasks import Cancelled, Future, Runtime, Task, Tasks
 from .wire import Host, Pool
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Input(NamedTuple):
     """One input of a process."""
 
     kind: str
-    """`acts`, `reply`, `breaks`, `push` or `runs`."""
+    """`acts`, `cancels`, `reply`, `breaks`, `push` or `runs`."""
     now: int
     host: Host
     handle: str = ""
@@ -187,7 +187,7 @@ class Process:
             action: str = await future
             del self.idle[name]
             self.states[name] = ASKS if action == ACQUIRES else BUSY
-            with contextlib.suppress(LockError):
+            with contextlib.suppress(LockError, Cancelled):
                 await self._act(name, action)
 
     async def _act(self, name: str, action: str) -> None:
@@ -222,6 +222,8 @@ class Process:
                 pool.waiting[given.handle].future.resolve(tuple(given.data.value))
             case "breaks":
                 self._break(given)
+            case "cancels":
+                tasks.cancel(given.handle)
             case "push":
                 self.session.pushed(given.data.value)
             case _:
@@ -300,7 +302,7 @@ class Process:
         """Return a hash of all that the process knows."""
         session = self.session
         return fingerprint(
-            NAMES, session.core, session.renewal, session.waiters, session.undo,
+            NAMES, session.server, session.core, session.renewal, session.waiters, session.undo,
             [[worker.asleep_until, worker.started, worker.wakeup] for worker in session.workers],
             self.pool.history, self.pool.waiting, self.pool.subscribed, self.pool.channel,
             self.pool.connection is not None and self.pool.connection.host,

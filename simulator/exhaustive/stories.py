@@ -46,12 +46,15 @@ RESTARTS: Final = {
     "a slow message": _ORDERS(_TRIES, ticks=3, starts=2, slow=1),
     "three acquires, a slow message": _ORDERS(_FIXED, ticks=2, starts=3, slow=1),
     "a stopped process": _ORDERS(_TRIES, ticks=4, starts=2, stops=1),
-    "a waiter": _ORDERS(_WAITS, ticks=3, starts=2),
+    "a cancellation": _ORDERS(_TRIES, ticks=2, starts=2, slow=1, cancels=1),
+    "a waiter": _ORDERS(_WAITS, ticks=3, starts=2, cancels=1),
     "a restart": _ORDERS(_TRIES, ticks=2, starts=2, restarts=1, stops=1),
 }
 FULL_RESTARTS: Final = {
     "two slow messages": _ORDERS(_TRIES, ticks=4, starts=2, slow=2),
     "three acquires, a slow message": _ORDERS(_TRIES, ticks=4, starts=3, slow=1, stops=1),
+    "a cancellation, a slow message": _ORDERS(_TRIES, ticks=3, starts=3, slow=1, cancels=1),
+    "a waiter, a cancellation, a slow message": _ORDERS(_WAITS, ticks=3, starts=2, slow=1, cancels=1),
     "a waiter, a slow message": _ORDERS(_WAITS, ticks=4, starts=2, slow=1, stops=1),
     "a restart, leases that are renewed": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1),
     "a restart, a slow message, a stop": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1, slow=1, stops=1),
@@ -63,11 +66,13 @@ COHORT: Final = {
     "a slow message": _ORDERS(_COHORT, processes=1, ticks=2, starts=2, slow=1),
     "a command without a reply": _ORDERS(_COHORT, processes=1, ticks=2, starts=2, slow=1, executes=1),
     "a stopped process, release()": _ORDERS(_COHORT, processes=1, ticks=4, starts=2, stops=1, end=RELEASES),
+    "a cancellation": _ORDERS(_COHORT, processes=1, ticks=2, starts=3, cancels=1),
     "a revocation": _ORDERS(_LISTENS, processes=1, ticks=3, starts=3, revocations=1),
 }
 FULL_COHORT: Final = {
     "a lease passes": _ORDERS(_COHORT, processes=1, ticks=4, starts=4),
     "two slow messages": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=2),
+    "a cancellation, a slow message": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, cancels=1, slow=1),
     "three threads": _ORDERS(_COHORT._replace(threads=3), processes=1, ticks=3, starts=4, slow=1),
     "a command and an extension": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=1, executes=1, extends=1),
     "stops, release()": _ORDERS(_COHORT, processes=1, ticks=5, starts=3, stops=2, slow=1, end=RELEASES),

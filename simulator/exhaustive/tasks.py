@@ -45,14 +45,19 @@ class Future:
         return self.value
 
 
+class Cancelled(BaseException):
+    """Thrown into a coroutine that waits: stands for a cancelled task or Ctrl-C of the real world."""
+
+
 class Task:
     """A coroutine at work."""
 
-    __slots__ = ("ended", "name", "tasks", "work")
+    __slots__ = ("ended", "future", "name", "tasks", "work")
 
     def __init__(self, tasks: Tasks, work: Coroutine[Any, Any, Any], name: str) -> None:
         self.tasks, self.work, self.name = tasks, work, name
         self.ended = False
+        self.future: Future | None = None  # for which it waits
 
 
 class Tasks:
@@ -71,6 +76,12 @@ class Tasks:
         task = Task(self, work, name)
         self.all.append(task)
         self.ready.append(task)
+
+    def cancel(self, name: str) -> None:
+        """Cancel what the coroutine of this name waits for."""
+        (future,) = (task.future for task in self.all if task.name == name)
+        assert future is not None
+        future.resolve(Cancelled())
 
     def at(self, when: float, future: Future, value: Any) -> None:
         """Resolve the future with this value once the process runs at this time or later."""
@@ -101,7 +112,7 @@ class Tasks:
             if future.done:
                 self.ready.append(task)
             else:
-                future.task = task
+                future.task, task.future = task, future
         except StopIteration:
             self._end(task)
         except Exception as error:  # noqa: BLE001 (a bug of the code under test: the search reports it)

@@ -12,9 +12,11 @@ Rules. In every state:
  3. A lease that the server has as well ends there no earlier than its holder believes. (A server that restarted may
     know an earlier end, and then a quarantine keeps others out.)
  4. No command of a section runs in a later section.
- 5. No process breaks a rule of its own: see `process`.
+ 5. A process whose threads are idle, which takes back nothing, and of which nothing is on its way, has nothing in the
+    server. (A server that restarted may have an old token, which runs out.)
+ 6. No process breaks a rule of its own: see `process`.
 In every state without a next event, and so on some way from every state:
- 6. If everybody goes on, every caller ends, each process gets the lock once more, and nothing is left.
+ 7. If everybody goes on, every caller ends, each process gets the lock once more, and nothing is left.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from simulator.server import CLOCK_START
 
 from .automaton import Automaton
 from .memory import EMPTY, GONE, LOCK, QUEUE, RECORD, WAITERS, Memory
-from .process import ACQUIRES, EXECUTES, EXTENDS, HOLDS, HORIZON, IDLE, LEAVES, Input, Shape
+from .process import ACQUIRES, ASKS, EXECUTES, EXTENDS, HOLDS, HORIZON, IDLE, LEAVES, Input, Shape
 from .wire import Host
 
 if TYPE_CHECKING:
@@ -60,6 +62,8 @@ class Bounds(NamedTuple):
     ways: tuple[str, ...] = ("with all its data", "without its last write", "empty")
     """How the server may restart."""
     revocations: int = 0
+    cancels: int = 0
+    """Threads that are cancelled while they acquire."""
     extends: int = 0
     executes: int = 0
     end: str = LEAVES
@@ -76,6 +80,7 @@ class Left(NamedTuple):
     breaks: int
     restarts: int
     revocations: int
+    cancels: int
     extends: int
     executes: int
 
@@ -204,7 +209,7 @@ class World:
         return self._arrives(state, message) if message.kind == REQUEST else self._received(state, message)
 
     def _process_steps(self, state: State, who: int) -> Iterator[Next]:
-        view, left, bounds = self.view(state, who), state.left, self.bounds
+        view, left = self.view(state, who), state.left
         for handle, host in view.awaited:
             if host != state.host.number:
                 yield self._given(state, Event("notices", who, handle), "breaks", handle)
@@ -212,17 +217,23 @@ class World:
                 yield self._given(_spend(state, breaks=left.breaks - 1), Event("breaks", who, handle), "breaks", handle)
         if view.next_timer <= state.now:
             yield self._given(state, Event("runs", who), "runs")
-        starts = True
+        idle = [thread for thread, doing in view.threads if doing == IDLE]
+        if idle and left.starts:  # the threads of a process are alike: the first idle one begins
+            yield self._acts(_spend(state, starts=left.starts - 1), who, idle[0], ACQUIRES)
         for thread, doing in view.threads:
-            if doing == IDLE and left.starts and starts:
-                starts = False  # the threads of a process are alike: the first idle one begins
-                yield self._acts(_spend(state, starts=left.starts - 1), who, thread, ACQUIRES)
+            if doing == ASKS and left.cancels:
+                after = _spend(state, cancels=left.cancels - 1)
+                yield self._given(after, Event("is cancelled", who, thread), "cancels", thread)
             elif doing == HOLDS:
-                yield self._acts(state, who, thread, bounds.end)
-                if left.extends:
-                    yield self._acts(_spend(state, extends=left.extends - 1), who, thread, EXTENDS)
-                if left.executes:
-                    yield self._acts(_spend(state, executes=left.executes - 1), who, thread, EXECUTES)
+                yield from self._section_steps(state, who, thread)
+
+    def _section_steps(self, state: State, who: int, thread: str) -> Iterator[Next]:
+        left = state.left
+        yield self._acts(state, who, thread, self.bounds.end)
+        if left.extends:
+            yield self._acts(_spend(state, extends=left.extends - 1), who, thread, EXTENDS)
+        if left.executes:
+            yield self._acts(_spend(state, executes=left.executes - 1), who, thread, EXECUTES)
 
     def _acts(self, state: State, who: int, thread: str, action: str) -> Next:
         return self._given(state, Event(action, who, thread), "acts", thread, action)
@@ -363,6 +374,16 @@ class World:
                 return (
                     f"{belief.thread} believes until {belief.deadline_ms:.0f} ms, and the server frees at {end_ms} ms"
                 )
+        return self._left_behind(state) if not state.host.number else ""
+
+    def _left_behind(self, state: State) -> str:
+        """Return the token in the server that nobody will take back; "" if there is none."""
+        for token in self.memory.tokens(state.image):
+            who = self.names.index(token.removeprefix(b"!").partition(b"/")[0].decode())
+            view = self.view(state, who)
+            has_rest = view.has_rest or any(doing != IDLE for _, doing in view.threads)
+            if not has_rest and all(each.process != who for each in state.network):
+                return f"{token.decode()} is left in the server"
         return ""
 
     def _command_broken(self, state: State, call: Call, reply: Any) -> str:

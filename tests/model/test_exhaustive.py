@@ -242,6 +242,11 @@ PLANTS = {
         "restarts", "a slow message", "A1 believes until 4996 ms, and the server frees at 3999 ms",
         ("_client/renewal.py", "extend_deadline(sent, _ttl_ms", "extend_deadline(now, _ttl_ms"),
     ),
+    "a cancelled caller undoes nothing": (
+        "restarts", "a cancellation", "A/A1/A1.1 is left in the server",
+        ("_client/core.py", "or not isinstance(error, LockError) else None", "else None"),
+        ("_client/core.py", "attempt.is_queued or attempt.in_doubt or", "attempt.is_queued or"),
+    ),
     "a lease passes after its deadline": (
         "cohort", "release()", "a lease passed on after its deadline",
         (
