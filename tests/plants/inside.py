@@ -1,7 +1,7 @@
 """What runs inside a planted copy: it checks that it has imported that copy, and then searches.
 
 `python -m plants.inside simulator PROFILE SUBJECT FIRST SECONDS` prints the first seed that breaks a rule, as JSON.
-`python -m plants.inside histories SECONDS OPTION...` runs histories until one breaks a promise.
+`python -m plants.inside histories SECONDS CHECK,CHECK... OPTION...` runs histories until a check finds something.
 `python -m plants.inside tests|search OPTION...` is pytest, or the exhaustive search.
 """
 
@@ -40,20 +40,20 @@ def simulator(profile: str, subject: str, first: int, seconds: float) -> None:
     print(json.dumps({"seed": None, "rule": None, "runs": seed - first}))
 
 
-def histories(seconds: float, options: list[str]) -> int:
-    """Run histories until one breaks a promise, or the time is over; the last line says which promises."""
+def histories(seconds: float, checks: set[str], options: list[str]) -> int:
+    """Run histories until one of the checks finds something, or the time is over; the last line says what was found."""
     from model.histories.cli import main as run
 
     sums = Path(options[options.index("--json") + 1])
     end, seed, status = time.monotonic() + seconds, 0, 0
-    broken: list[str] = []
-    while not broken and time.monotonic() < end:
+    broken: set[str] = set()
+    while not broken & checks and time.monotonic() < end:
         status = run(["--histories", "1", "--seed", str(seed), *options])
         if status not in {0, 1, 3}:  # 3: the servers did not come up, or did not get well
             return status
-        broken = sorted(json.loads(sums.read_text())["violations by check"])
+        broken |= json.loads(sums.read_text())["violations by check"].keys()
         seed += 1
-    print(json.dumps({"broken": broken, "histories": seed}))
+    print(json.dumps({"broken": sorted(broken), "histories": seed}))
     return int(bool(broken))
 
 
@@ -72,7 +72,7 @@ def main() -> int:
         from simulator.exhaustive.__main__ import main as search
 
         return search(options)
-    return histories(float(options[0]), options[1:])
+    return histories(float(options[0]), {*options[1].split(",")}, options[2:])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ LOCK, QUEUE, PERMITS, ENQUEUE = (
     "primitives/enqueue.lua",
 )
 
+PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
 NO_QUARANTINE: Final = Change(
     QUEUE,
     "if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end",
@@ -180,7 +181,7 @@ FOUND: Final = (
         ),
         (
             Tests(("topologies/test_cluster.py",), "comes_back_from_a_node"),
-            Histories("cluster", ("--faults", "failover,primary-stopped,revoke")),
+            Histories("cluster", ("--faults", "failover,primary-stopped,revoke"), ("no progress",)),
         ),
     ),
     Plant(
@@ -211,7 +212,7 @@ KNOWN: Final = (
                 "                    return reply, self.runtime.now()\n",
             ),
         ),
-        (Simulator("loss", first=400), Simulator("slow link"), Histories("single", ("--phases", "late-replies"))),
+        (Simulator("loss", first=400), Simulator("slow link"), Histories("single", (*PHASE_ALONE, "late-reply"))),
     ),
     Plant(
         "the deadline counts from between the request and its reply",
@@ -244,7 +245,7 @@ KNOWN: Final = (
     Plant(
         "nobody looks at the deadline",
         (Change(GRANT, "if self.end_reason is not None or now < self.deadline:", "if True:"),),
-        (Simulator("pause"), Histories("single", ("--phases", "stopped-holder"))),
+        (Simulator("pause"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
     ),
     Plant(
         "no undo on a cancel",
@@ -320,7 +321,7 @@ KNOWN: Final = (
             Change(LOCK, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
             Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
         ),
-        (Simulator("cancel"), Search("quorum", "late messages"), Histories("single", ("--phases", "stopped-holder"))),
+        (Simulator("cancel"), Search("restarts"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
     ),
     Plant(
         "no tombstone",
@@ -352,7 +353,7 @@ KNOWN: Final = (
     Plant(
         "a cohort gives one fence to two sections",
         (Change(COHORT, "self._left, self._next = self._left - 1, fence + 1", "self._left = self._left - 1"),),
-        (Simulator("crowd, no faults"), Histories("single", ("--kinds", "lock", "--phases", "slow-renewals"))),
+        (Simulator("crowd, no faults"), Histories("single", ("--kinds", "lock", *PHASE_ALONE, "slow-renewals"))),
     ),
     Plant(
         "the client's clock orders the queue",
@@ -391,13 +392,13 @@ KNOWN: Final = (
         (
             Simulator("snapshot"),
             Search("restarts"),
-            Histories("sentinel", ("--phases", "lagging-grant")),
+            Histories("sentinel", (*PHASE_ALONE, "lost-grant")),
         ),
     ),
     Plant(
         "half a quarantine",
         (Change(QUEUE, "since + wait + grace", "since + wait / 2"),),
-        (Simulator("empty", "rwlock"), Histories("sentinel", ("--phases", "lagging-grant"))),
+        (Simulator("empty", "rwlock"), Histories("sentinel", (*PHASE_ALONE, "lost-grant"))),
     ),
     Plant(
         "a quarantine that each client begins anew",
@@ -408,7 +409,7 @@ KNOWN: Final = (
                 "    since = math.max(since, known_since)\n",
             ),
         ),
-        (Walk(("model/test_scripts.py", "model/test_plain_cases.py")), Simulator("ruin")),
+        (Tests(("faults/test_quarantine.py", "faults/test_quarantine_proofs.py")),),
     ),
     Plant(
         "a quarantine without an end",
@@ -527,7 +528,7 @@ KNOWN: Final = (
         ),
         (
             Tests(("faults/test_interrupts.py", "faults/test_network.py"), "reply or replies"),
-            Histories("single", ("--mode", "threads", "--no-tls", "--phases", "late-replies")),
+            Histories("single", ("--mode", "threads", "--no-tls", *PHASE_ALONE, "late-reply")),
         ),
     ),
     Plant(

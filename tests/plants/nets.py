@@ -191,16 +191,20 @@ class Histories(Net):
     title = "random histories"
     topology: str
     options: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ("overlap", "outlived", "fence", "stale write")
+    """The checks of which one must find it. On a busy machine others may find that a call is slow."""
 
     def command(self, scratch: Path) -> list[str]:
         return [
-            sys.executable, "-m", "plants.inside", "histories", str(LIMIT - 60), "--topology", self.topology,
-            "--json", str(scratch / "sums.json"), "--report", str(scratch / "lines"), *self.options,
+            sys.executable, "-m", "plants.inside", "histories", str(LIMIT - 60), ",".join(self.checks),
+            "--topology", self.topology, "--json", str(scratch / "sums.json"), "--report", str(scratch / "lines"),
+            *self.options,
         ]  # fmt: skip
 
     def judge(self, status: int, output: str, scratch: Path) -> tuple[bool, str]:
         if status not in {0, 1}:
             raise WentWrongError(output[-2000:])
         said: dict[str, Any] = json.loads(output.splitlines()[-1])
-        found = ", ".join(said["broken"]) or "nothing"
-        return status == 1, f"{self.topology}: {found} in history {said['histories']}"
+        found = [check for check in said["broken"] if check in self.checks]
+        what = ", ".join(found or said["broken"]) or "nothing"
+        return bool(found), f"{self.topology}: {what} in history {said['histories']}"
