@@ -14,6 +14,8 @@ Rules.
  3. Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
     the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
     old node wrote. In any other case, the leases that the old node granted may be lost.
+    Each move behind a noted one is noted, too: the last one leads to the node that serves the slot. What a node that
+    the client never met has granted may be lost.
  4. The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
     counts as the statement of the node that sent the map, and of no other node.
 """
