@@ -456,6 +456,26 @@ async def test_a_quarantine_that_revoke_ended_after_the_clock_was_set_back_keeps
     assert await mine.release()
 
 
+@rule(4)
+@pytest.mark.parametrize("kind", ["lock", "semaphore"])
+async def test_a_quarantine_lasts_no_longer_after_the_clock_was_set_back(mode, shifting, kind):
+    """The time since which it counts then lies an hour ahead, and the quarantine would last for that hour."""
+
+    def made(locks):
+        return locks.semaphore("a", 1, ttl=2) if kind == "semaphore" else locks.lock("a", ttl=2)
+
+    locks = mode.interlock(shifting.url, max_ttl=2)
+    assert await (await made(locks).acquire()).release()
+    shifting.kill()
+    shifting.restart()
+    refused = await outcome(made(locks).acquire(timeout=0))
+    assert isinstance(refused, AcquireTimeout)
+    assert refused.quarantined
+    await shift(shifting, -3600)
+    mine = await made(locks).acquire(timeout=20)
+    assert await mine.release()
+
+
 @rule(4, 5)
 async def test_a_dead_waiter_is_skipped_even_if_the_clock_was_set_back(mode, shifting):
     """Its last heartbeat then seems to lie ten minutes ahead; the end of its subscription shows that it is dead."""

@@ -52,6 +52,7 @@ local function quarantine_left(recorded, ttl, fence)
     local is_known = evidence == previous or string.byte(evidence) ~= AT_SIGN
     since = is_known and math.min(since, known_since) or known_since
   end
+  since = math.min(since, get_time_us() / 1000)  -- else, if the clock was set back by hours, it would last for hours
   wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)
   recorded = evidence or recorded
   for prefix, min_ttl in string.gmatch(lossless, '([^ /]+)/?(%d*)') do
