@@ -179,10 +179,7 @@ FOUND: Final = (
                 "counts = move.source_stamp.identity",
             ),
         ),
-        (
-            Tests(("topologies/test_cluster.py",), "comes_back_from_a_node"),
-            Histories("cluster", ("--faults", "failover,primary-stopped,revoke"), ("no progress",)),
-        ),
+        (Tests(("topologies/test_cluster.py",), "comes_back_from_a_node"),),
     ),
     Plant(
         "an uptime that is a second too long hides a restart with old keys",
@@ -353,7 +350,7 @@ KNOWN: Final = (
     Plant(
         "a cohort gives one fence to two sections",
         (Change(COHORT, "self._left, self._next = self._left - 1, fence + 1", "self._left = self._left - 1"),),
-        (Simulator("crowd, no faults"), Histories("single", ("--kinds", "lock", *PHASE_ALONE, "slow-renewals"))),
+        (Simulator("crowd, no faults"),),
     ),
     Plant(
         "the client's clock orders the queue",
@@ -446,7 +443,12 @@ KNOWN: Final = (
     Plant(
         "a cohort passes a lease on after its deadline",
         (Change(COHORT, HALF_TTL_LEFT, ""),),
-        (Walk(("model/test_cohort.py",)), Simulator("short and long"), Search("cohort")),
+        (
+            Walk(("model/test_cohort.py",)),
+            Simulator("short and long"),
+            Search("cohort"),
+            Histories("single", (*PHASE_ALONE, "stopped-holder")),
+        ),
     ),
     Plant(
         "a cohort passes on over its budget",
