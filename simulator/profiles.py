@@ -282,6 +282,15 @@ BY_NAME: Final = {
             rates=_CRASH | _MEMORY | {"revoke": 4.0, "break subscription": 1.0, "cut off": 0.3, "close": 0.3},
             workers=(1, 2),
         ),
+        # Revocations while the client is not subscribed, of leases that are renewed too seldom to notice.
+        Profile(
+            "revoked in silence",
+            rates={"revoke": 3.0, "break subscription": 2.0},
+            usage="long",
+            fault_phase=12.0,
+            workers=(1, 2),
+            subjects=("lock", "semaphore", "rwlock"),
+        ),
         _servers("revoked on lost servers", _OUTAGES | {"revoke": 6.0}, weather=replace(_ROUGH, push_lost=0.8)),
         # Sections and waits that outlast leases and quarantines; writers that go on as readers after a restart.
         Profile("outlasting", rates=_PAUSE | {"cut off": 0.3}, usage="outlasting", fault_phase=12.0),

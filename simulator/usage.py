@@ -96,7 +96,22 @@ def _draw_outlasting_usage(random: Random, resources: Sequence[ResourceModel]) -
     )
 
 
+def _draw_long_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+    """Draw a use of a long ttl, whose renewals alone would tell too late what happens to the lease."""
+    return Usage(
+        resource=random.choice(resources),
+        ttl=5.0,
+        timeout=random.choice((0, random.uniform(0.1, 1.0))),
+        renews=random.random() < 0.8,
+        max_hold=None,
+        drops=False,
+        hold_time=random.uniform(0.5, 8.0),
+        exits=random.random() < 0.7,
+    )
+
+
 _DRAW: Final = {
+    "long": _draw_long_usage,
     "any": _draw_any_usage,
     "short": _draw_short_usage,
     "short and long": _draw_short_or_long_usage,

@@ -14,7 +14,8 @@ Rules, by the numbers in violations.
     lease is no holder and no waiter after a second; in the end server and clients are empty.
  6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.
  7. No client renews a lease that has ended.
- 8. A client reports a lost lease soon and once; a released lease never. A revocation takes the grant that it finds: a
+ 8. A client reports a lost lease soon and once; a released lease never. It watches each lease that it holds, and gives
+    up none that is alive by its own clock and in the server. A revocation takes the grant that it finds: a
     handover that its waiter has not confirmed, and not the grant that the waiter may get later under the same token.
  9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed. Without faults
     `ensure()` passes for as long as the server keeps the lease, but for the time of a trip.

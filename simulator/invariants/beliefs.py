@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from interlock._client.grant import Grant
+from interlock._client.renewal import DROPPED
 from interlock._protocol.timing import margin
 from simulator.server import CLOCK_START
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.grant import Grant
     from simulator.coroutines import Process
     from simulator.plan import Record
     from simulator.server_group import ServerGroup
@@ -90,6 +91,7 @@ class Beliefs:
                 mine.remove(belief)
             elif grant.end_reason is not None:
                 mine.remove(belief)
+                self._check_loss(held.attempt, grant, process)
             elif not session.core.closed:
                 if grant.deadline != belief.deadline:
                     belief.deadline = grant.deadline
@@ -116,6 +118,17 @@ class Beliefs:
         )
         if self.quiet and until < earliest and not lasts_longer:
             self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends:.6f}")
+
+    def _check_loss(self, attempt: Attempt, grant: Grant, process: Process) -> None:
+        """Check rule 8: a client gives up no lease that is alive by its own clock and in the server."""
+        own = grant.end_reason in {Grant.RELEASED, DROPPED} or self.attempts.sessions[process].core.closed
+        if own or self.group is None or grant.token.encode() in self._revoked.get(process, {}):
+            return
+        server = self.group.primary.server
+        server.read_clock()
+        share = attempt.resource.read(server).holders.get(grant.token.encode())
+        if share is not None and not share.revoked:
+            self.trace.violated(8, f"{grant.token} is given up, and the server has it: {grant.end_reason}")
 
     def _is_asked(self, grant: Grant) -> bool:
         """Whether a request about this lease may have lengthened it, and its reply is on its way."""

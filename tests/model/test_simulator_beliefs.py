@@ -23,7 +23,8 @@ SEEDS = 2
 RARE = [("short and long", "lock", 4), ("ruin", "lock", 0), ("ruin", "lock", 1)]  # runs that have the rarer pairs
 SITUATIONS = (
     "short and long", "slow link", "short and long restarts", "slow link restarts", "short and long in chaos",
-    "foreign code", "foreign code in a crowd", "revoked early", "revoked unheard", "revoked on lost servers",
+    "foreign code", "foreign code in a crowd", "revoked early", "revoked unheard", "revoked in silence",
+    "revoked on lost servers",
     "outlasting", "outlasting restarts",
 )  # fmt: skip
 
@@ -223,6 +224,14 @@ def nobody_asks_about_leases_without_a_channel(monkeypatch):
     monkeypatch.setattr(renewal, "SUBSCRIBE_AFTER", 1000.0)
 
 
+def nobody_asks_after_a_new_subscription(monkeypatch):
+    monkeypatch.setattr(Renewal, "_ask_about_resubscribed", lambda self: self.resubscribed.clear())
+
+
+def a_failed_renewal_is_a_loss(monkeypatch):
+    monkeypatch.setattr(Renewal, "_on_failure", lambda self, grant, _: self.lose(grant, "a renewal failed"))
+
+
 def a_quarantine_has_no_end(monkeypatch):
     first_stamp = ServerHistory._first_stamp
 
@@ -250,6 +259,8 @@ IN_PYTHON = {
     a_cohort_trusts_an_old_word: (14, "lock", "short and long"),
     a_lease_that_passes_leaves_the_book: (8, "lock", "short and long"),
     nobody_asks_about_leases_without_a_channel: (8, "lock", "revoked"),
+    nobody_asks_after_a_new_subscription: (8, "lock", "revoked in silence"),
+    a_failed_renewal_is_a_loss: (8, "lock", "slow"),
     a_quarantine_has_no_end: (4, "lock", "failover"),
 }
 IN_LUA = {
