@@ -264,6 +264,15 @@ BY_NAME: Final = {
         _crowd(
             "short and long in chaos", _ROUGH, _CANCEL | _PAUSE | _CRASH | _SERVER | {"revoke": 1.0, "cut off": 0.3}
         ),
+        # Releases for whose replies nobody waits, at a server that forgets them. Where none fails over, a `with` may
+        # leave so.
+        _servers(
+            "left behind",
+            _CANCEL
+            | _PAUSE
+            | {"restart with old keys": 0.3, "restart without keys": 0.2, "restart": 0.2, "one way": 0.5},
+            weather=Weather(slow=0.2),
+        ),
         # Code beside the sections: on_lost, finalizers and second threads take the same lock, or use the same lease.
         Profile(
             "foreign code",

@@ -209,13 +209,13 @@ def test_a_revocation_reaches_its_holder_within_a_second(subject):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "first"),
-    [("SUBSCRIBE_AFTER", 1000.0, 26), ("MAX_EARLY_REVOCATIONS", 0, 137)],
+    ("name", "value", "profile", "first"),
+    [("SUBSCRIBE_AFTER", 1000.0, "revoked", 26), ("MAX_EARLY_REVOCATIONS", 0, "revoked early", 0)],
     ids=["nobody asks about young leases", "a push before its grant is forgotten"],
 )
-def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value, first):
+def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value, profile, first):
     monkeypatch.setattr(_renewal, name, value)
-    caught(8, "semaphore", "revoked", first=first)
+    caught(8, "semaphore", profile, first=first)
 
 
 def test_the_faults_really_happen():

@@ -22,10 +22,9 @@ from simulator.profiles import ALL, BY_NAME
 SEEDS = 2
 RARE = [("short and long", "lock", 4), ("ruin", "lock", 0), ("ruin", "lock", 1)]  # runs that have the rarer pairs
 SITUATIONS = (
-    "short and long", "slow link", "short and long restarts", "slow link restarts", "short and long in chaos",
-    "foreign code", "foreign code in a crowd", "revoked early", "revoked unheard", "revoked in silence",
-    "revoked on lost servers",
-    "outlasting", "outlasting restarts",
+    "left behind", "short and long", "slow link", "short and long restarts", "slow link restarts",
+    "short and long in chaos", "foreign code", "foreign code in a crowd", "revoked early", "revoked unheard",
+    "revoked in silence", "revoked on lost servers", "outlasting", "outlasting restarts",
 )  # fmt: skip
 
 
@@ -90,6 +89,7 @@ IMPORTANT = {
     ("asking", "push revoked"), ("handed over", "cancel"), ("handed over", "push granted"), ("held", "push revoked"),
     ("revoked unheard", "message slow"), ("revoked unheard", "section ends"), ("releasing", "cancel"),
     ("left", "message slow"), ("undoing", "cancel"), ("undoing", "failover"), ("held", "restart with old keys"),
+    ("left", "one way"), ("left", "restart with old keys"),
     ("queued", "failover"), ("held", "failover"), ("queued", "restart"), ("held", "foreign code"),
 }  # fmt: skip
 
