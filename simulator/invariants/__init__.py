@@ -82,7 +82,7 @@ class Monitor:
         state = self.server_state
         state.on_fences_lost = self.leases.forget_fences
         state.longest_quarantine = profile.max_ttl + profile.isolation_grace
-        lasting = groups[0] if len(groups) == 1 and profile.trusted and not profile.loses_leases else None
+        lasting = groups if profile.trusted and not profile.loses_leases else []
         self.beliefs = Beliefs(trace, self.attempts, record, lasting, quiet=quiet)
         self.beliefs.granted_at = lambda token: state.granted_at.get(token, 0.0)
         self.leases.note_belief = self.beliefs.note_lease

@@ -8,6 +8,7 @@ leases of a process with those that its session watches.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,16 +18,18 @@ from interlock._protocol.timing import margin
 from simulator.server import CLOCK_START
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from simulator.coroutines import Process
     from simulator.plan import Record
     from simulator.server_group import ServerGroup
+    from simulator.subjects import ResourceModel, Share
 
     from .attempts import Attempt, Attempts
     from .leases import Held
     from .trace import Trace
 
+NEVER: Final = -math.inf
 GRAIN: Final = 0.001  # seconds: servers round the ends of keys to milliseconds
 ROUNDING: Final = 1e-6  # seconds
 WAKE_TIME: Final = 0.005  # seconds from a request to the step that uses its reply, if there is no fault
@@ -40,17 +43,24 @@ class Belief:
     deadline: float = -1.0  # the last one that was compared
 
 
+def end_of(group: ServerGroup, share: Share | None) -> float:
+    """The end of this lease in a server, by the world's time; NEVER if the server has no such lease."""
+    if share is None:
+        return NEVER
+    return (share.ends / 1e3 - CLOCK_START / 1e6 - group.primary.server.skew - group.offset) / group.rate
+
+
 class Beliefs:
     """The beliefs of all clients."""
 
     def __init__(
-        self, trace: Trace, attempts: Attempts, record: Record, group: ServerGroup | None, *, quiet: bool
+        self, trace: Trace, attempts: Attempts, record: Record, groups: Sequence[ServerGroup], *, quiet: bool
     ) -> None:
         self.trace = trace
         self.attempts = attempts
         self.record = record
         self.quiet = quiet  # whether there is no fault of any kind
-        self.group = group  # where leases last as long as they were granted; None if servers may lose or change them
+        self.groups = groups  # where leases last as long as they were granted; none if servers may lose leases
         self.granted_at: Callable[[bytes], float] = lambda _token: 0.0  # when the server granted this token last
         self._mine: dict[Process, list[Belief]] = {}
         self._revoked: dict[Process, dict[bytes, float]] = {}  # the pushes of revocations, and when they arrived
@@ -99,35 +109,47 @@ class Beliefs:
                 self._check_watched(process, grant)
 
     def _check_deadline(self, attempt: Attempt, grant: Grant, until: float) -> None:
-        """Check rule 1: a client relies on a lease no longer than the server keeps it. `until`: by the world's time."""
-        if self.group is None or attempt.exempt:
+        """Check rule 1: a client relies on a lease no longer than a majority of the servers keeps it.
+
+        `until`: the client's deadline, by the world's time.
+        """
+        if not self.groups or attempt.exempt:
             return
-        resource, token, server = attempt.resource, grant.token.encode(), self.group.primary.server
-        server.read_clock()
-        holders = resource.read(server).holders
-        if token not in holders:
+        resource, token = attempt.resource, grant.token.encode()
+        shares = [self._share_at(group, resource, token) for group in self.groups]
+        if any(share is not None and share.revoked for share in shares):
+            return  # the client may not have heard of that
+        ends = [end_of(group, share) for group, share in zip(self.groups, shares, strict=True)]
+        ends_at = sorted(ends)[len(ends) - len(ends) // 2 - 1]  # until then a majority has it
+        if ends_at == NEVER:
             if resource.owner_of(token) == token:  # else another process of its owner may have taken the lease over
                 self.trace.violated(1, f"{grant.token} is believed until {until:.6f}, and the server has no such lease")
-            return
-        ends = (holders[token].ends / 1e3 - CLOCK_START / 1e6 - server.skew - self.group.offset) / self.group.rate
-        if until > ends + GRAIN + ROUNDING:
-            self.trace.violated(1, f"{grant.token} is believed until {until:.6f}, and ends in the server at {ends:.6f}")
-        earliest = ends - margin(ends - self.trace.world.now) - 2 * WAKE_TIME
-        lasts_longer = (
-            grant.deadline == grant.max_hold_until or resource.owner_of(token) != token or self._is_asked(grant)
-        )
-        if self.quiet and until < earliest and not lasts_longer:
-            self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends:.6f}")
+        elif until > ends_at + GRAIN + ROUNDING:
+            self.trace.violated(
+                1, f"{grant.token} is believed until {until:.6f}, and the server ends it at {ends_at:.6f}"
+            )
+        elif self.quiet and len(ends) == 1 and resource.owner_of(token) == token:
+            self._check_not_early(grant, until, ends_at)
+
+    def _check_not_early(self, grant: Grant, until: float, ends_at: float) -> None:
+        """Check the second half of rule 9."""
+        earliest = ends_at - margin(ends_at - self.trace.world.now) - 2 * WAKE_TIME
+        if until < earliest and grant.deadline < grant.max_hold_until and not self._is_asked(grant):
+            self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends_at:.6f}")
+
+    @staticmethod
+    def _share_at(group: ServerGroup, resource: ResourceModel, token: bytes) -> Share | None:
+        server = group.primary.server
+        server.read_clock()
+        return resource.read(server).holders.get(token)
 
     def _check_loss(self, attempt: Attempt, grant: Grant, process: Process) -> None:
         """Check rule 8: a client gives up no lease that is alive by its own clock and in the server."""
         own = grant.end_reason in {Grant.RELEASED, DROPPED} or self.attempts.sessions[process].core.closed
-        if own or self.group is None or grant.token.encode() in self._revoked.get(process, {}):
+        if own or not self.groups or grant.token.encode() in self._revoked.get(process, {}):
             return
-        server = self.group.primary.server
-        server.read_clock()
-        share = attempt.resource.read(server).holders.get(grant.token.encode())
-        if share is not None and not share.revoked:
+        shares = [self._share_at(group, attempt.resource, grant.token.encode()) for group in self.groups]
+        if all(share is not None and not share.revoked for share in shares):
             self.trace.violated(8, f"{grant.token} is given up, and the server has it: {grant.end_reason}")
 
     def _is_asked(self, grant: Grant) -> bool:
