@@ -81,6 +81,7 @@ class Client:
             server.on_call = attempts.check_renewals
             server.pool.on_send = lambda keys, args: attempts.note_request(process, keys, args)
             server.pool.on_push = self._note_push
+            server.pool.on_subscribed = lambda: attempts.note_subscription(process)
         self.workers = [process.spawn(self._work(), f"w{i}") for i in range(random.choice(run.profile.workers))]
         self.closing: Task | None = None
 

@@ -181,6 +181,7 @@ class SimPool:
         self.push_handler: PushHandler
         self.on_send: Callable[[Sequence[str], Sequence[Argument]], None] = lambda _keys, _args: None
         self.on_push: Callable[[bytes], None] = lambda _payload: None
+        self.on_subscribed: Callable[[], None] = lambda: None
         self.connection: SimConnection | None = None
         self.subscribed: set[str] = set()
         self.known_hosts: dict[Host, float] = {}  # the hosts to which the process was ever connected, and since when
@@ -398,6 +399,7 @@ class SimPool:
                 self.subscribed.add(channel)
                 acknowledged.append(True)
                 self.push_handler.subscribed()
+                self.on_subscribed()
 
         def time_is_over() -> None:
             if not acknowledged:

@@ -9,7 +9,8 @@ Rules, by the numbers in violations.
     grant is longer than its request, and no unconfirmed handover lasts longer than its handover ttl.
  4. If there is room for the first live waiter, that waiter gets its grant in time; no acquire waits for ever; a timeout
     bounds the call. A call reports that another attempt holds the resource only if a server has answered lately.
-    A waiter that acquires nothing (at a latch, a barrier, an election) gets its news in time.
+    A waiter that acquires nothing (at a latch, a barrier, an election) gets its news in time. After a new subscription
+    each waiter asks at once.
  5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended without a
     lease is no holder and no waiter after a second; in the end server and clients are empty.
  6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 UNDO_TIME: Final = 1.0  # seconds after which an attempt may leave nothing, in clean weather
+ASK_TIME: Final = 0.1  # seconds within which a waiter asks after a new subscription
 MAX_BEHIND_NOBODY: Final = 1.2  # seconds
 WORKERS: Final = "interlock-worker"  # the beginning of the names of a session's background tasks
 RENEWAL_WORKER: Final = "interlock-worker-renewal"  # the background task for renewals
@@ -37,6 +38,7 @@ class Attempt:
     handover_ttl_ms: int
     began: float
     queued_at: float | None = None
+    asked_at: float = 0.0  # when its client sent its last acquire
     confirmed: bool = False  # the client got the grant: it waits no longer
     ended: bool = False
     cleared: bool = False  # the server ran its release
@@ -110,6 +112,7 @@ class Attempts:
         if token not in self.known:
             self.known[token] = Attempt(process, task, resource, int(asked[1]), int(asked[2]), self.trace.world.now)
             resource.note_attempt(token, asked[6:])
+        self.known[token].asked_at = self.trace.world.now
         if token not in task.attempts:  # it may be that of another caller of its cohort
             task.attempts.append(token)
 
@@ -144,6 +147,23 @@ class Attempts:
                 self.trace.violated(
                     4, f"nobody has been before {attempt.token} since {since:.3f}, which waits in its cohort"
                 )
+
+    def note_subscription(self, process: Process) -> None:
+        """Note that the server pushes to this process from now on. Rule 4: each of its waiters asks at once."""
+        if not self.clean:
+            return
+        since, waiters = self.trace.world.now, self.sessions[process].waiters
+        waiting = [
+            attempt for attempt in waiters.registered.values() if attempt.is_queued and attempt.event is not None
+        ]
+
+        def check() -> None:
+            for attempt in waiting if process.awake and process.paused_until < since else ():
+                known, is_waiting = self.known.get(attempt.token.encode()), attempt.token in waiters.registered
+                if known is not None and is_waiting and not attempt.abandoned and known.asked_at < since:
+                    self.trace.violated(4, f"{attempt.token} has not asked since the subscription at {since:.3f}")
+
+        self.trace.world.at(since + ASK_TIME, check)
 
     # How they end
 

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock import aio
-from interlock._client import cohort, renewal
+from interlock._client import cohort, renewal, waiting
 from interlock._client.core import Core
 from interlock._client.grant import Grant
 from interlock._client.renewal import Renewal
@@ -228,6 +228,10 @@ def nobody_asks_after_a_new_subscription(monkeypatch):
     monkeypatch.setattr(Renewal, "_ask_about_resubscribed", lambda self: self.resubscribed.clear())
 
 
+def no_waiter_asks_after_a_new_subscription(monkeypatch):
+    monkeypatch.setattr(waiting.Waiters, "subscription_changed", lambda *_: None)
+
+
 def a_failed_renewal_is_a_loss(monkeypatch):
     monkeypatch.setattr(Renewal, "_on_failure", lambda self, grant, _: self.lose(grant, "a renewal failed"))
 
@@ -260,6 +264,7 @@ IN_PYTHON = {
     a_lease_that_passes_leaves_the_book: (8, "lock", "short and long"),
     nobody_asks_about_leases_without_a_channel: (8, "lock", "revoked"),
     nobody_asks_after_a_new_subscription: (8, "lock", "revoked in silence"),
+    no_waiter_asks_after_a_new_subscription: (4, "lock", "crash"),
     a_failed_renewal_is_a_loss: (8, "lock", "slow"),
     a_quarantine_has_no_end: (4, "lock", "failover"),
 }
