@@ -823,8 +823,8 @@ def test_a_batch_runs_for_minutes_and_takes_all_profiles_in_turn(capsys, monkeyp
     assert 1.0 <= took < 60.0
     assert int(figures["next"]) == int(figures["first"]) + int(figures["runs"])
     assert int(figures["first"]) >= now * cli.FRESH_SEEDS
-    assert cli.main(["--minutes", "1", "--jobs", "1", "--first", figures["next"], "--profile", "no faults"]) == 0
-    assert figures_of(capsys.readouterr().out)["first"] == figures["next"]
+    assert cli.main(["--minutes", "1", "--jobs", "1", "--first", "7", "--profile", "no faults"]) == 0
+    assert figures_of(capsys.readouterr().out)["first"] == "7"
 
 
 def test_the_seeds_of_all_worlds_are_dealt_out_to_all_profiles_and_their_subjects():
