@@ -296,10 +296,11 @@ def _without(run: Controller, old: Any, away: Any, back: Any, seconds: float) ->
     """What happens while a primary is away, and for so long after another one was promoted."""
     group: Any = run.rig.group
     sharded = run.settings.topology == "cluster"
-    served = [f"lock:{name}" for name in run.settings.names if sharded and group.primary_of(f"lock:{name}") is old][:1]
+    names = run.settings.names
+    served = [f"lock:{name}" for name in names if not sharded or group.primary_of(f"lock:{name}") is old]
     away(old)
     try:
-        new = group.wait_for_primary(*served, old, timeout=LONGEST)
+        new = run.rig.await_primary(old, served[0], LONGEST)
         run.sleep(seconds)
     finally:
         back(old)

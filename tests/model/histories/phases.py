@@ -100,7 +100,6 @@ def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[An
     sharded, key = run.settings.topology == "cluster", f"lock:{name}"
     old = group.primary_of(key) if sharded else group.primary
     replicas = [group.replica_of(old)] if sharded else list(group.replicas)
-    served = [key] if sharded else []
     try:
         if not sharded:  # else it would refuse all writes without its replicas; it is killed before it could stay alone
             ask(old, "CONFIG", "SET", "min-replicas-to-write", 0)
@@ -108,7 +107,7 @@ def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[An
 
         def lose() -> str:
             old.kill()
-            new = group.wait_for_primary(*served, old, timeout=LONGEST)
+            new = run.rig.await_primary(old, key, LONGEST)
             return f"port {old.port} killed, port {new.port} promoted"
 
         yield lose
@@ -160,12 +159,17 @@ def _stopped_cohort(run: Controller, random: Random) -> str:
 def late_reply(run: Controller, random: Random) -> str:
     """A reply is held back for longer than the margin of the lease: to an acquire, an extend, or a renewal.
 
-    Then the lease runs out by itself: a deadline that does not count from the sending is too late by as much.
+    Behind that request none gets through, so the lease runs out by itself, and a deadline that does not count from the
+    sending is too late by as much as the reply.
     """
-    name, (holder, others) = _name(run, random), _parts(run, random)
-    which, ttl = random.choice(("acquire", "extend", "renewal")), random.choice((0.5, 0.7, 1.0))
-    # A quorum gives a server far less time to answer than the ttl.
-    late = ttl * (random.uniform(0.03, 0.1) if run.settings.topology == "quorum" else random.uniform(0.1, 0.7))
+    return "; ".join([_late_reply(run, random, which) for which in random.sample(("acquire", "extend", "renewal"), 2)])
+
+
+def _late_reply(run: Controller, random: Random, which: str) -> str:
+    name, (holder, others), ttl = _name(run, random), _parts(run, random), random.choice((0.5, 0.7))
+    # A renewal must be answered before the next one is tried, and a server of a quorum far sooner.
+    longest = 0.1 if run.settings.topology == "quorum" else 0.3 if which == "renewal" else 0.7
+    late = ttl * longest * random.uniform(0.4, 1.0)
     turn = PLAIN.but(names=(name,), ttl=ttl, renew=which == "renewal", seconds=4 * ttl, style=_style(random))
     if which == "extend":
         turn = turn.but(extends=True, extends_to=ttl)
@@ -175,19 +179,15 @@ def late_reply(run: Controller, random: Random) -> str:
             line.hold_back(holder.pid, "acquire" if which == "acquire" else "renew", name, late)
             stack.callback(line.let_go)
         _hold(run, holder, turn)
-        _crowd(run, others, name, 3 * ttl + late)
-        if which == "renewal":
-            end = clock() + ttl
-            while not all(line.caught.is_set() for line in lines):
-                if clock() > end:
-                    raise Absent("nobody renewed")
-                run.sleep(0.005)
-            for line in lines:  # the reply that is held back arrives, and no renewal behind it
-                line.mute(holder.pid)
-            run.sleep(ttl + late + AFTER)
-        else:
-            run.sleep(1.5 * ttl + late)
-    run.sleep(AFTER)
+        _crowd(run, others, name, 2 * ttl + late)
+        end = clock() + ttl
+        while not all(line.caught.is_set() for line in lines):
+            if clock() > end:
+                raise Absent(f"there was no {which}")
+            run.sleep(0.002)
+        for line in lines:
+            line.mute(holder.pid)
+        run.sleep(ttl + late + AFTER)
     return f"to the {which} of {holder.name}, {late * 1000:.0f} ms of a ttl of {ttl:g} s"
 
 
@@ -245,9 +245,14 @@ def _hold(run: Controller, holder: Worker, turn: Turn, within: float = GRANT) ->
 
 
 def _crowd(run: Controller, workers: list[Worker], name: str, seconds: float) -> None:
-    """Let these processes acquire this lock again and again."""
+    """Let these processes acquire this lock again and again.
+
+    Some wait for it; some try, since a waiter follows an unexpected end of a lease only at its next heartbeat, while
+    any request that finds the lock free hands it over at once.
+    """
     for worker in workers:
-        run.order(worker, PLAIN.but(names=(name,), ttl=0.6), workers=1, seconds=seconds)
+        run.order(worker, PLAIN.but(names=(name,), ttl=0.6), seconds=seconds)
+        run.order(worker, PLAIN.but(names=(name,), ttl=0.6, timeout=0.0, pause=0.005), seconds=seconds)
 
 
 _KNOWN: Final = {

@@ -17,7 +17,7 @@ import trustme
 from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
-from harness.topology.group import ask, info
+from harness.topology.group import ask, info, wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -312,6 +312,11 @@ class WithSentinels(Rig):
         node: Node = self.group.primary
         return node
 
+    def await_primary(self, old: Node, _key: str, timeout: float) -> Node:
+        """Wait until another server than `old` is the primary for this key; that server."""
+        node: Node = self.group.wait_for_primary(old, timeout=timeout)
+        return node
+
 
 class Sharded(Rig):
     """Three shards of a primary and a replica."""
@@ -324,6 +329,18 @@ class Sharded(Rig):
         wired = not self.tls  # the wires between nodes carry no TLS
         self.group = Cluster(self.kind, shards=3, replicas=1, wired=wired, tls=self.tls)
         self.lacks = () if wired else ("partition",)
+
+    def await_primary(self, old: Node, key: str, timeout: float) -> Node:
+        """As above. For a moment no node that runs serves the slot."""
+
+        def lacking() -> str:
+            try:
+                return "" if self.group.primary_of(key) is not old else "nobody else serves it yet"
+            except LookupError as error:
+                return str(error)
+
+        wait(lacking, timeout)
+        return self.holder_of(key)
 
     def holder_of(self, key: str) -> Node:
         node: Node = self.group.primary_of(key)
