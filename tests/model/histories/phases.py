@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness.topology.group import ask
 from model.histories.lines import clock
-from model.histories.settings import PHASES, PLAIN
+from model.histories.settings import OUTLASTS_FAILOVER, PHASES, PLAIN, SCENE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ def lost_grant(run: Controller, random: Random) -> str:
     must wait until that lease has run out. Mostly its holder stands still meanwhile, so that it does not learn of the
     loss, and relies on its lease for as long as it may.
     """
-    name, ttl = _name(run, random), run.settings.max_ttl
+    name, ttl = _name(run), run.settings.max_ttl
     assert ttl is not None
     holder, others = _parts(run, random)
     # First of all no quarantine of an earlier fault is on: a replica that is cut off for long is promoted by nobody.
@@ -54,8 +54,10 @@ def lost_grant(run: Controller, random: Random) -> str:
         turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=1.2 * ttl, style=_style(random))
         got = _hold(run, holder, turn)
         _crowd(run, others, name, ttl + run.rig.grace + 2.0)
-        goes_on = got + ttl * random.uniform(0.5, 0.9)
-        with run.stopped(holder) if random.random() < 0.7 else nullcontext():
+        # A failover, and the grace behind it, take half of that lease already.
+        slow = run.settings.topology in OUTLASTS_FAILOVER
+        goes_on = got + ttl * random.uniform(0.75 if slow else 0.5, 0.95)
+        with run.stopped(holder) if slow or random.random() < 0.7 else nullcontext():
             about = lose()
             run.sleep(max(0.0, goes_on - clock()))
         run.sleep(max(0.0, got + ttl + AFTER - clock()))
@@ -107,6 +109,7 @@ def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[An
 
         def lose() -> str:
             old.kill()
+            group.heal()  # they may follow each other again: the lease is gone, and a primary alone refuses all writes
             new = run.rig.await_primary(old, key, LONGEST)
             return f"port {old.port} killed, port {new.port} promoted"
 
@@ -130,7 +133,7 @@ def stopped_holder(run: Controller, random: Random) -> str:
 
 
 def _stopped_alone(run: Controller, random: Random) -> str:
-    name, (holder, others) = _name(run, random), _parts(run, random)
+    name, (holder, others) = _name(run), _parts(run, random)
     ttl, before, after = random.choice((0.4, 0.6, 0.8)), random.uniform(0.0, 0.06), random.uniform(0.05, 0.5)
     turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=2 * ttl, style=_style(random))
     got = _hold(run, holder, turn)
@@ -143,7 +146,7 @@ def _stopped_alone(run: Controller, random: Random) -> str:
 
 
 def _stopped_cohort(run: Controller, random: Random) -> str:
-    name, (holder, others) = _name(run, random), _parts(run, random)
+    name, (holder, others) = _name(run), _parts(run, random)
     stops, away = 3, COHORT_TTL + random.uniform(0.05, 0.3)
     lasts = stops * (away + AFTER) + AFTER
     run.order(holder, PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.03, pause=0.0), workers=4, seconds=lasts)
@@ -162,11 +165,12 @@ def late_reply(run: Controller, random: Random) -> str:
     Behind that request none gets through, so the lease runs out by itself, and a deadline that does not count from the
     sending is too late by as much as the reply.
     """
-    return "; ".join([_late_reply(run, random, which) for which in random.sample(("acquire", "extend", "renewal"), 2)])
+    three = random.sample(("acquire", "extend", "renewal"), 3)
+    return "to the " + ", ".join([_late_reply(run, random, which) for which in three])
 
 
 def _late_reply(run: Controller, random: Random, which: str) -> str:
-    name, (holder, others), ttl = _name(run, random), _parts(run, random), random.choice((0.5, 0.7))
+    name, (holder, others), ttl = _name(run), _parts(run, random), random.choice((0.5, 0.7))
     # A renewal must be answered before the next one is tried, and a server of a quorum far sooner.
     longest = 0.1 if run.settings.topology == "quorum" else 0.3 if which == "renewal" else 0.7
     late = ttl * longest * random.uniform(0.4, 1.0)
@@ -188,7 +192,7 @@ def _late_reply(run: Controller, random: Random, which: str) -> str:
         for line in lines:
             line.mute(holder.pid)
         run.sleep(ttl + late + AFTER)
-    return f"to the {which} of {holder.name}, {late * 1000:.0f} ms of a ttl of {ttl:g} s"
+    return f"{which} of {holder.name} by {late * 1000:.0f} ms of {ttl * 1000:g}"
 
 
 def slow_renewals(run: Controller, random: Random) -> str:
@@ -196,7 +200,7 @@ def slow_renewals(run: Controller, random: Random) -> str:
 
     So renewals are under way while the lease changes its section, and the lease runs out among its cohort.
     """
-    name, (holder, others) = _name(run, random), _parts(run, random)
+    name, (holder, others) = _name(run), _parts(run, random)
     slow = random.choice((0.005, 0.03, 0.1, 0.3))
     lasts = 2.0
     with ExitStack() as stack:
@@ -214,11 +218,10 @@ def slow_renewals(run: Controller, random: Random) -> str:
     return f"{holder.name}, up to {slow * 1000:.0f} ms"
 
 
-def _name(run: Controller, random: Random) -> str:
-    names = [name for name, kind in run.settings.names.items() if kind == "lock" and name != "mine"]
-    if not names:
+def _name(run: Controller) -> str:
+    if SCENE not in run.settings.names:
         raise Absent("no lock in this history")
-    return random.choice(names)
+    return SCENE
 
 
 def _style(random: Random) -> str:

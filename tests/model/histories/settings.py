@@ -30,6 +30,7 @@ MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster":
 OUTLASTS_FAILOVER: Final = {"sentinel": 9.0, "cluster": 7.0}
 MIXED: Final = 0.25  # of the histories have processes of an older version
 MEMBERS: Final = {"a": "lock", "b": "lock", "c": "lock", "pool": "semaphore", "books": "rwlock"}  # of a multi
+SCENE: Final = "scene"  # the lock of the phases: if workers used it at random, a waiter that is cut off would hide much
 LIMIT: Final = 3  # of the semaphore
 ALL: Final = 1_000_000_000  # the weight of a writer
 
@@ -95,7 +96,7 @@ class Settings:
                 "election": {"chief": "election"},
                 "once": {"job": "once"},
             }[kind]  # fmt: skip
-        return found
+        return found | ({SCENE: "lock"} if self.phases and "lock" in self.kinds else {})
 
     def dumps(self) -> str:
         return json.dumps(asdict(self))
