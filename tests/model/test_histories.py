@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -25,6 +29,7 @@ from model.histories.checker import History, check
 from model.histories.history import play
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
+from model.histories.rigs import Line
 from model.histories.settings import ALL, KINDS, MODES, TOPOLOGIES, Settings, draw
 
 TESTS = Path(__file__).parents[1]
@@ -381,6 +386,93 @@ def test_wrong_usage_is_refused_with_what_is_possible(capsys):
         cli.main(["--faults", "earthquake"])
     assert ended.value.code == 2
     assert "'earthquake' is not one of kill, stop" in capsys.readouterr().err
+
+
+class Echo(socketserver.UnixStreamServer):
+    """A server that answers with what it gets."""
+
+    class _Handler(socketserver.BaseRequestHandler):
+        def handle(self):
+            while data := self.request.recv(4096):
+                self.request.sendall(data)
+
+    def __init__(self, path):
+        super().__init__(str(path), self._Handler)
+
+    def process_request(self, request, client_address):
+        threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True).start()
+
+    def process_request_thread(self, request, client_address):
+        self.finish_request(request, client_address)
+        self.shutdown_request(request)
+
+
+@pytest.fixture
+def line(tmp_path):
+    with Echo(tmp_path / "server") as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        with Line(str(tmp_path / "server")) as made:
+            yield made
+        server.shutdown()
+        thread.join()
+
+
+class Client:
+    """Asks through a line as the process with this id."""
+
+    def __init__(self, line, pid):
+        self.pid = pid
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(line.path)
+        self.socket.settimeout(30)
+
+    def send(self, verb, name):
+        self.socket.sendall(f"{verb} lock:{name} host/{self.pid}/thread/f00".encode())
+        return time.monotonic()
+
+    def took(self, verb, name):
+        since = self.send(verb, name)
+        assert self.socket.recv(4096)
+        return time.monotonic() - since
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.socket.close()
+
+    def has_answer(self):
+        return bool(select.select([self.socket], [], [], 0.0)[0])
+
+
+def test_a_line_holds_back_the_replies_of_one_process_and_verb_and_name(line):
+    with Client(line, 7) as one, Client(line, 8) as other:
+        one.took("acquire", "a")
+        line.hold_back(7, "renew", "a", 0.3)
+        one.took("renew", "b")
+        one.took("acquire", "a")
+        assert not line.caught.is_set()
+        since = one.send("renew", "a")
+        other.took("renew", "a")
+        assert not one.has_answer() or time.monotonic() - since >= 0.3
+        assert line.caught.is_set()
+        assert one.socket.recv(4096)
+        assert time.monotonic() - since >= 0.3
+        line.let_go()
+        line.caught.clear()
+        one.took("renew", "a")
+        assert not line.caught.is_set()
+
+
+def test_a_line_keeps_the_requests_of_a_muted_process_until_it_is_let_go(line):
+    with Client(line, 7) as one, Client(line, 8) as other:
+        line.mute(7)
+        one.send("release", "a")
+        other.took("release", "a")
+        assert not one.has_answer()
+        line.let_go()
+        assert one.socket.recv(4096).startswith(b"release lock:a host/7/")
 
 
 # Short histories: on every topology, and of clients that are broken

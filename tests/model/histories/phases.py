@@ -147,10 +147,10 @@ def _stopped_alone(run: Controller, random: Random) -> str:
 
 def _stopped_cohort(run: Controller, random: Random) -> str:
     name, (holder, others) = _name(run), _parts(run, random)
-    stops, away = 3, COHORT_TTL + random.uniform(0.05, 0.3)
+    stops, away = 4, COHORT_TTL + random.uniform(0.05, 0.2)
     lasts = stops * (away + AFTER) + AFTER
-    run.order(holder, PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.03, pause=0.0), workers=4, seconds=lasts)
-    _crowd(run, others, name, lasts)
+    run.order(holder, PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.05, pause=0.0), workers=4, seconds=lasts)
+    _crowd(run, others, name, lasts, waiting=False)  # a cohort behind which others wait passes on for 10 ms only
     for _ in range(stops):
         run.sleep(random.uniform(0.5, 1.0) * AFTER)
         with run.stopped(holder):
@@ -247,15 +247,17 @@ def _hold(run: Controller, holder: Worker, turn: Turn, within: float = GRANT) ->
     return float(line["t"])
 
 
-def _crowd(run: Controller, workers: list[Worker], name: str, seconds: float) -> None:
+def _crowd(run: Controller, workers: list[Worker], name: str, seconds: float, *, waiting: bool = True) -> None:
     """Let these processes acquire this lock again and again.
 
     Some wait for it; some try, since a waiter follows an unexpected end of a lease only at its next heartbeat, while
     any request that finds the lock free hands it over at once.
     """
+    plain = PLAIN.but(names=(name,), ttl=0.6, style="with")
     for worker in workers:
-        run.order(worker, PLAIN.but(names=(name,), ttl=0.6), seconds=seconds)
-        run.order(worker, PLAIN.but(names=(name,), ttl=0.6, timeout=0.0, pause=0.005), seconds=seconds)
+        if waiting:
+            run.order(worker, plain, seconds=seconds)
+        run.order(worker, plain.but(timeout=0.0, pause=0.005), seconds=seconds)
 
 
 _KNOWN: Final = {

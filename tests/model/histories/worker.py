@@ -143,7 +143,7 @@ class Worker:
             if not once:
                 turn = turn.but(
                     seconds=self.random.expovariate(1 / turn.seconds),
-                    style=self.random.choice(("with", "released")),
+                    style=self.random.choice((turn.style, "released")),
                     blind=self.random.random() < 0.5,
                 )
             await self._play(turn)
