@@ -44,7 +44,6 @@ _ORDERS: Final = world.Bounds
 
 RESTARTS: Final = {
     "a slow message": _ORDERS(_TRIES, ticks=3, starts=2, slow=1),
-    "three acquires, a slow message": _ORDERS(_FIXED, ticks=2, starts=3, slow=1),
     "a stopped process": _ORDERS(_TRIES, ticks=4, starts=2, stops=1),
     "a cancellation": _ORDERS(_TRIES, ticks=2, starts=2, slow=1, cancels=1),
     "a waiter": _ORDERS(_WAITS, ticks=3, starts=2, cancels=1),
@@ -53,11 +52,14 @@ RESTARTS: Final = {
 FULL_RESTARTS: Final = {
     "two slow messages": _ORDERS(_TRIES, ticks=4, starts=2, slow=2),
     "three acquires, a slow message": _ORDERS(_TRIES, ticks=4, starts=3, slow=1, stops=1),
+    "three fixed leases, two slow messages": _ORDERS(_FIXED, ticks=4, starts=3, slow=2),
     "a cancellation, a slow message": _ORDERS(_TRIES, ticks=3, starts=3, slow=1, cancels=1),
     "a waiter, a cancellation, a slow message": _ORDERS(_WAITS, ticks=3, starts=2, slow=1, cancels=1),
+    "waiters whose time ends": _ORDERS(_WAITS._replace(timeout=1.5), ticks=4, starts=3, stops=1),
     "a waiter, a slow message": _ORDERS(_WAITS, ticks=4, starts=2, slow=1, stops=1),
     "a restart, leases that are renewed": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1),
     "a restart, a slow message, a stop": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1, slow=1, stops=1),
+    "a restart, a stop, another try": _ORDERS(_TRIES, ticks=3, starts=3, restarts=1, stops=1),
     "two restarts": _ORDERS(_TRIES, ticks=4, starts=2, restarts=2),
     "a restart, a waiter": _ORDERS(_WAITS, ticks=4, starts=2, restarts=1, stops=1),
     "a restart, three processes": _ORDERS(_TRIES, processes=3, ticks=4, starts=3, restarts=1),
@@ -73,6 +75,7 @@ FULL_COHORT: Final = {
     "a lease passes": _ORDERS(_COHORT, processes=1, ticks=4, starts=4),
     "two slow messages": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=2),
     "a cancellation, a slow message": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, cancels=1, slow=1),
+    "waiters whose time ends": _ORDERS(_COHORT._replace(timeout=1.5), processes=1, ticks=3, starts=3, slow=1),
     "three threads": _ORDERS(_COHORT._replace(threads=3), processes=1, ticks=3, starts=4, slow=1),
     "a command and an extension": _ORDERS(_COHORT, processes=1, ticks=3, starts=3, slow=1, executes=1, extends=1),
     "stops, release()": _ORDERS(_COHORT, processes=1, ticks=5, starts=3, stops=2, slow=1, end=RELEASES),

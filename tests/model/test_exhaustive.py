@@ -215,7 +215,7 @@ PLANTS = {
         ("primitives/queue.lua", "if IDENTITY == '-' or recorded", "if true or recorded"),
     ),
     "the quarantine counts from the last grant": (
-        "restarts", "a restart", BOTH_HOLD,
+        "restarts", "leases that are renewed", BOTH_HOLD,
         ("primitives/queue.lua", "math.ceil(since + wait", "math.ceil((fence and fence / 1000 or since) + wait"),
     ),
     "the quarantine counts from a second before the start": (
@@ -223,7 +223,7 @@ PLANTS = {
         ("_quarantine/identity.py", "max(0.0, self.uptime - 1)", "max(0.0, self.uptime + 1)"),
     ),
     "a restart without data forgets the quarantine": (
-        "restarts", "a restart", BOTH_HOLD,
+        "restarts", "leases that are renewed", BOTH_HOLD,
         (
             "_quarantine/history.py",
             'address.previous_identity if self.previous == "-" else self.previous',
@@ -231,15 +231,39 @@ PLANTS = {
         ),
     ),
     "a release deletes whatever is there": (
-        "restarts", "three acquires", BOTH_HOLD,
+        "restarts", "three fixed leases", BOTH_HOLD,
         ("primitives/lock.lua", "if not holder or holder == token or holder == '!' .. token then", "if true then"),
+    ),
+    "a tombstone is ignored": (
+        "restarts", "two slow messages", "A/A1/A1.1 is left in the server",
+        (
+            "primitives/lock.lua",
+            "if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n    if not holder then",
+            "if not holder then",
+        ),
+    ),
+    "a renewal grants again": (
+        "restarts", "three acquires", "A/A1/A1.1 is left in the server",
+        (
+            "primitives/lock.lua",
+            "elseif holder == lease_token then",
+            "elseif not holder or holder == lease_token then call('SET', lock, lease_token, 'PX', ttl)",
+        ),
+    ),
+    "the quarantine lasts half as long": (
+        "restarts", "another try", BOTH_HOLD,
+        (
+            "primitives/queue.lua",
+            "wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)",
+            "wait = math.floor(math.max(wait, ttl or 0, tonumber(known_wait) or 0) / 2)",
+        ),
     ),
     "the deadline counts from the reply": (
         "restarts", "a slow message", "A1 believes until 3996 ms, and the server frees at 2999 ms",
         ("_client/core.py", "min(max_hold_until, sent + ttl", "min(max_hold_until, self.runtime.now() + ttl"),
     ),
     "a renewed deadline counts from the reply": (
-        "restarts", "a slow message", "A1 believes until 4996 ms, and the server frees at 3999 ms",
+        "restarts", "two slow messages", "A1 believes until 4996 ms, and the server frees at 3999 ms",
         ("_client/renewal.py", "extend_deadline(sent, _ttl_ms", "extend_deadline(now, _ttl_ms"),
     ),
     "a cancelled caller undoes nothing": (
@@ -270,10 +294,18 @@ PLANTS = {
         ),
     ),
 }  # fmt: skip
+# Found only by --full, or by a search that finds another of these bugs, too
+RARE = {
+    "the quarantine counts from the last grant", "a restart without data forgets the quarantine",
+    "a release deletes whatever is there", "a renewed deadline counts from the reply", "a tombstone is ignored",
+    "a renewal grants again", "the quarantine lasts half as long",
+}  # fmt: skip
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize(
+    "plant", [pytest.param(plant, marks=pytest.mark.full if plant in RARE else ()) for plant in PLANTS]
+)
 def test_a_bug_that_is_planted_in_the_source_is_found(plant, tmp_path):
     group, story, broken, *changes = PLANTS[plant]
     shutil.copytree(ROOT / "src", tmp_path / "src")
@@ -283,7 +315,7 @@ def test_a_bug_that_is_planted_in_the_source_is_found(plant, tmp_path):
         assert source.count(old) == 1, name
         path.write_text(source.replace(old, new))
     ran = subprocess.run(
-        [sys.executable, "-m", "simulator.exhaustive", group, "--only", story],
+        [sys.executable, "-m", "simulator.exhaustive", group, "--only", story, *["--full"] * (plant in RARE)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(ROOT)])},
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
