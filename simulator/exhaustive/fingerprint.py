@@ -40,7 +40,7 @@ PASSED_OVER: Final = {
     "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},
     "Session": {"registry", "exit_connection"},
     "Undo": {"server", "runtime", "wake_at", "on_adopted", "on_late_loss"},
-    "Waiters": {"server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
+    "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
     "Cohorts": {"runtime", "renewal", "wake_at", "pass_on"},
     "Worker": {"runtime", "name", "is_closed", "start_others", "task"},
     "_OneServer": {"address", "display_url", "retry_for", "can_fail_over", "runtime", "primacy"},

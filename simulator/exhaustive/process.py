@@ -327,4 +327,5 @@ def _name(value: Any) -> str:
     return value.name if isinstance(value, Task) else type(value).__name__
 
 
-NAMES: Final = dict.fromkeys((Process, Runtime, Tasks, Task, Session, _Address), _name)  # see `fingerprint`
+# What stands in place of objects: see `fingerprint`
+NAMES: Final = dict.fromkeys((Process, Runtime, Tasks, Task, Session, _Address), _name)
