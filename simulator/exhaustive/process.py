@@ -117,8 +117,8 @@ class _OneServer(SingleServer):
     """See SingleServer."""
 
     async def _lossless(self, evidence: str, stamp: IdentityStamp) -> float | None:  # noqa: ARG002 (see SingleServer)
-        """What `least_lossless_ttl` answers for a server that never was a replica: a restart proves nothing."""
-        return math.inf
+        """What `least_lossless_ttl` answers: a restart proves nothing; nor does a replica whose old primary is away."""
+        return None if stamp.facts is not None and stamp.facts.promoted else math.inf
 
 
 class _Random(bytes):

@@ -62,6 +62,9 @@ FULL_RESTARTS: Final = {
     "a restart, a stop, another try": _ORDERS(_TRIES, ticks=3, starts=3, restarts=1, stops=1),
     "two restarts": _ORDERS(_TRIES, ticks=4, starts=2, restarts=2),
     "a restart, a waiter": _ORDERS(_WAITS, ticks=4, starts=2, restarts=1, stops=1),
+    "a failover": _ORDERS(_TRIES, ticks=4, starts=3, restarts=1, ways=world.FAILOVERS),
+    "a failover, a waiter": _ORDERS(_WAITS, ticks=4, starts=2, restarts=1, stops=1, ways=world.FAILOVERS),
+    "a failover, a slow message": _ORDERS(_TRIES, ticks=4, starts=2, restarts=1, slow=1, ways=world.FAILOVERS),
     "a restart, three processes": _ORDERS(_TRIES, processes=3, ticks=4, starts=3, restarts=1),
 }
 COHORT: Final = {

@@ -21,7 +21,7 @@ def tell(world: World, event: Event, before: State, after: State) -> list[str]:
         lines = _arrival(world, event, name)
     else:
         texts = {
-            "restarts": f"the server restarts {event.what}",
+            "restarts": f"the server {event.what}",
             "is revoked": f"a person revokes the lease of {event.what}",
             "receives a reply": f"{name} gets the reply for {event.what}",
             "breaks": f"{name}'s connection for {event.what} breaks",

@@ -42,6 +42,13 @@ class Host(NamedTuple):
     """The tick at which it started."""
     loaded: int = 0
     """With how many keys it started."""
+    since: int = -AGE
+    """The tick at which it became the server of the address: later than its start if it was a replica before."""
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether it was a replica before."""
+        return self.began < self.since
 
     @property
     def identity(self) -> bytes:
@@ -53,9 +60,10 @@ class Host(NamedTuple):
         server = f"run_id:{f'process{self.number}':0<40}\r\nuptime_in_seconds:{now - self.began}\r\n"
         replication = f"connected_slaves:0\r\nmaster_replid:{f'history{self.number}':0<40}\r\n"
         past = f"rdb_last_load_keys_loaded:{self.loaded}\r\nrdb_last_load_keys_expired:0\r\n"
+        followed = f"{f'history{self.number - 1}':0<40}" if self.is_promoted else NO_REPLID
         time = [b"%d" % (CLOCK_START // 1_000_000 + now), b"0"]
         facts = parse_facts(
-            server.encode(), f"{replication}master_replid2:{NO_REPLID}\r\n".encode(), time, past.encode()
+            server.encode(), f"{replication}master_replid2:{followed}\r\n".encode(), time, past.encode()
         )
         assert facts is not None
         return facts

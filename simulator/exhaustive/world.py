@@ -29,7 +29,7 @@ from simulator.server import CLOCK_START
 from .automaton import Automaton
 from .memory import EMPTY, GONE, LOCK, QUEUE, RECORD, WAITERS, Memory
 from .process import ACQUIRES, ASKS, EXECUTES, EXTENDS, HOLDS, IDLE, LEAVES, Input, Shape
-from .wire import Host
+from .wire import AGE, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,12 @@ REQUEST, REPLY, PUSH = range(3)
 KEYS: Final = (LOCK, RECORD, QUEUE, WAITERS, GONE)
 PATIENCE: Final = 60  # ticks after which somebody who still waits would wait for ever
 END: Final = 30  # the tick at which nothing can be left
+TRIES: Final = 2  # with the first one a client may meet a server that was a replica: a quarantine begins then
 AFTERWARDS: Final = 4  # ticks beyond the longest ttl after which nothing may hold the lock
+
+
+RESTARTS: Final[tuple[str, ...]] = ("restarts with all its data", "restarts without its last write", "restarts empty")
+FAILOVERS: Final[tuple[str, ...]] = ("is replaced by a replica", "is replaced by a replica that lacks its last write")
 
 
 class Bounds(NamedTuple):
@@ -60,8 +65,8 @@ class Bounds(NamedTuple):
     breaks: int = 0
     """Connections of a slow message that break, so that its process need not wait until the call gives up."""
     restarts: int = 0
-    ways: tuple[str, ...] = ("with all its data", "without its last write", "empty")
-    """How the server may restart."""
+    ways: tuple[str, ...] = RESTARTS
+    """How the server may restart, or be replaced by its replica."""
     revocations: int = 0
     cancels: int = 0
     """Threads that are cancelled while they acquire."""
@@ -187,7 +192,7 @@ class World:
         views = [self.view(state, who) for who in range(len(self.names))]
         return bool(
             state.network
-            or state.host.began > state.now - AFTERWARDS
+            or state.host.since > state.now - AFTERWARDS
             or self.memory.lasts(state.image)
             or any(view.has_rest or any(doing != IDLE for _, doing in view.threads) for view in views)
         )
@@ -335,14 +340,17 @@ class World:
     # The server, and time
 
     def _restarts(self, state: State) -> Iterator[Next]:
-        images = {"with all its data": state.image, "without its last write": state.before, "empty": EMPTY}
+        images: dict[str, int] = dict(
+            zip((*RESTARTS, *FAILOVERS), (state.image, state.before, EMPTY, state.image, state.before), strict=True)
+        )
         seen = set[int]()
         for way in self.bounds.ways:
             image = self.memory.at(images[way], state.now)
             if image in seen:
                 continue
             seen.add(image)
-            host = Host(state.host.number + 1, state.now, self.memory.count(image))
+            began = -AGE if way in FAILOVERS else state.now
+            host = Host(state.host.number + 1, began, self.memory.count(image), state.now)
             network = tuple(each for each in state.network if each.kind != REQUEST)
             after = _spend(state, restarts=state.left.restarts - 1)
             before = image if after.left.restarts else EMPTY
@@ -446,18 +454,27 @@ class World:
         if not state.host.number and any(not token.startswith(b"!") for token in held):
             return f"something is left in the server: {self.memory.describe(state.image)}"
         end = max(END, state.now + AFTERWARDS)  # nearly always the same time, so that the search has seen most of it
-        state = state._replace(now=end, image=self.memory.at(state.image, end))
         for who, name in enumerate(self.names):
-            _, state, broken = self._acts(state, who, f"{name}1", ACQUIRES)
-            has_held, limit = False, state.now + PATIENCE
-            while not broken and (step := self.quiet_step(state)) is not None and state.now < limit:
-                _, state, broken = step
-                has_held |= any(doing == HOLDS for _, doing in self.view(state, who).threads)
-            if broken:
-                return broken
-            if not has_held:
+            for _ in range(TRIES):
+                state = state._replace(now=end, image=self.memory.at(state.image, end))
+                state, has_held, broken = self._last_try(state, who)
+                if broken:
+                    return broken
+                if has_held:
+                    break
+                end = state.now + AFTERWARDS
+            else:
                 return f"{name} never gets the lock again: {self.memory.describe(state.image)}"
         return ""
+
+    def _last_try(self, state: State, who: int) -> tuple[State, bool, str]:
+        """Let a process acquire the lock. Returns the state after that, whether it did, and the rule that broke."""
+        _, state, broken = self._acts(state, who, f"{self.names[who]}1", ACQUIRES)
+        has_held, limit = False, state.now + PATIENCE
+        while not broken and (step := self.quiet_step(state)) is not None and state.now < limit:
+            _, state, broken = step
+            has_held |= any(doing == HOLDS for _, doing in self.view(state, who).threads)
+        return state, has_held, broken
 
 
 class _Frozen:
