@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from harness.matrix import required
+from harness.older import last_of_days
 from harness.processes import lives
 from harness.servers import Missing
 from model.histories import cli, faults, history
@@ -30,7 +31,7 @@ from model.histories.history import play
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
 from model.histories.rigs import Line
-from model.histories.settings import ALL, KINDS, MODES, TOPOLOGIES, Settings, draw
+from model.histories.settings import ALL, KINDS, MODES, PHASES, TOPOLOGIES, Settings, draw
 
 TESTS = Path(__file__).parents[1]
 
@@ -328,6 +329,9 @@ def test_an_older_version_is_judged_for_what_all_versions_keep_together():
     assert broken(own) == ["error", "untold"]
     assert broken(older, own) == []
     assert broken(older, own, hold("y", 1.5, [2.0, 2.1], fence=2, p="p1t")) == OVERLAP
+    hung = controller("hung", who="p1t", text="")
+    assert broken(older, hung) == ["hang"]
+    assert broken(older, hung, controller("hung", 8.9, who="p0t", text="")) == [], "it may wait for the older one"
 
 
 def test_errors_that_nobody_expects_are_seen():
@@ -507,6 +511,36 @@ def test_a_short_history_breaks_no_promise(topology, tmp_path):
         if counts["granted"] > 5 and counts["ensure() passed"] > 20:
             return
     pytest.fail(f"hardly anything has happened: {counts}")
+
+
+@pytest.mark.full
+@pytest.mark.rule(2, 5, 6, 10)
+@pytest.mark.parametrize(
+    ("topology", "phase"), [(topology, phase) for topology in TOPOLOGIES for phase in PHASES[topology]]
+)
+def test_each_phase_comes_about_and_breaks_no_promise(topology, phase, tmp_path):
+    settings = SHORT.but(topology=topology, phases=(phase,), faults=(), processes=3, max_ttl=None)
+    for attempt in range(4):
+        verdict = played(settings.but(seed=attempt), tmp_path / f"history-{attempt}")
+        assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+        if verdict.counts[f"phase: {phase}"]:
+            return
+    pytest.fail("the moment did not come")
+
+
+@pytest.mark.full
+@pytest.mark.rule(1, 5, 7)
+@pytest.mark.parametrize("day", [0, -1])
+def test_a_history_of_two_versions_breaks_no_promise(day, tmp_path):
+    if not (versions := last_of_days()):
+        required("no commits of earlier days here")
+    settings = SHORT.but(older=(versions[day],), processes=4, seconds=2.0)
+    for attempt in range(4):
+        verdict = played(settings.but(seed=attempt), tmp_path / f"history-{attempt}")
+        assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+        if 5 < verdict.counts["granted: to older versions"] < verdict.counts["granted"] - 5:
+            return
+    pytest.fail("one of the versions got hardly anything")
 
 
 PLANTED = {  # what is broken -> what the checker must say

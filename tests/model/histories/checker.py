@@ -16,7 +16,8 @@ happened no earlier than the section before it began to end. And who has receive
 be held together proves that the earlier lease was over: no `ensure()` of that may pass afterwards.
 
 Versions. Processes of an older version are judged for what all versions must keep together: exclusion, order, writes.
-How such a process reports losses, how long its calls take and which errors it raises is nobody's concern any more.
+How such a process reports losses, how long its calls take and which errors it raises is nobody's concern any more. If
+one hangs in the drain, nobody can tell whether those that hang beside it wait for what it holds.
 
 What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
 which a server's clock was stepped no exclusion is promised, only the fences are (rule 5). If such a step has stretched
@@ -121,6 +122,7 @@ class History:
     pauses: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     revoked: list[Line] = field(default_factory=list)
     clock_stepped: bool = False
+    older_hung: bool = False  # whether a process of an older version did not end after the drain
     stretched: bool = False  # whether a stepped clock has made a lease last longer than any ttl
     patience: float = 5.0  # seconds that a server may stay away before a call raises Unavailable
 
@@ -146,6 +148,8 @@ class History:
             self.pauses[line["who"]].append((t, line["until"]))
         elif event == "revoked":
             self.revoked.append(line)
+        elif event == "hung" and line["who"] in self.older:
+            self.older_hung = True
         elif event == "older":
             self.older.add(line["who"])
         elif event == "stretched":
@@ -212,6 +216,11 @@ class History:
             if line["force"] and line["name"] == hold.name and self._may_be_revoked(hold, line["t"]):
                 oks = [t for t in oks if t < line["since"]]
         return (oks[0], oks[-1]) if oks else None
+
+    @property
+    def excuses_hanging(self) -> bool:
+        """Whether those that hang may wait for what nobody gives back in time, through no fault of this version."""
+        return self.stretched or self.older_hung
 
     def judged(self) -> list[Hold]:
         """The holds of this version, for what a version promises to its own callers."""
@@ -486,7 +495,7 @@ def liveness(history: History) -> Iterator[Violation]:
                 yield Violation("slow", f"{hold.name}: {hold.id}: its release took {took:.2f} s", _story(hold))
     for section in history.judged_sections():
         if section.ended is None:
-            if section.process not in history.killed and not history.stretched:
+            if section.process not in history.killed and not history.excuses_hanging:
                 yield Violation("hang", f"{section.id} began and never ended", _around(history, section))
         elif section.cancels:
             first = section.cancels[0]
@@ -507,7 +516,7 @@ def errors(history: History) -> Iterator[Violation]:
             continue
         if line["e"] in {"logged", "unhandled", "died"}:
             yield Violation("error", f"{line.get('who', line['p'])} {line['e']}: {line['text']}", [line])
-        if line["e"] == "hung" and not history.stretched:
+        if line["e"] == "hung" and not history.excuses_hanging:
             yield Violation("hang", f"{line['who']} did not end after the drain: {line['text']}", [line])
 
 
