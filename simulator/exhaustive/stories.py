@@ -43,7 +43,7 @@ _LISTENS: Final = _COHORT._replace(listens=True)
 _ORDERS: Final = world.Bounds
 
 RESTARTS: Final = {
-    "a slow message": _ORDERS(_TRIES, ticks=3, starts=2, slow=1),
+    "a slow message": _ORDERS(_TRIES, ticks=2, starts=2, slow=1),
     "a stopped process": _ORDERS(_TRIES, ticks=4, starts=2, stops=1),
     "a cancellation": _ORDERS(_TRIES, ticks=2, starts=2, slow=1, cancels=1),
     "a waiter": _ORDERS(_WAITS, ticks=3, starts=2, cancels=1),
