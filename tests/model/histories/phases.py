@@ -127,9 +127,9 @@ def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[An
 def stopped_holder(run: Controller, random: Random) -> str:
     """A holder stands still from just before its deadline until after it, while others wait for its lock.
 
-    Or all callers of a cohort do, so that a section which ends too late could pass its lease on.
+    Then all callers of a cohort do, so that a section which ends too late could pass its lease on.
     """
-    return (_stopped_cohort if random.random() < 0.6 else _stopped_alone)(run, random)
+    return f"{_stopped_alone(run, random)}; {_stopped_cohort(run, random)}"
 
 
 def _stopped_alone(run: Controller, random: Random) -> str:

@@ -244,7 +244,7 @@ class Single(Rig):
         fsync = random.choice(("always", "everysec"))
         wanted = settings.faults is None or "clock" in settings.faults
         only = settings.faults is not None and set(settings.faults) <= {"clock"}
-        self.stepped = not self.tls and wanted and (only or random.random() < 0.2)
+        self.stepped = not self.tls and wanted and (only or random.random() < 0.1)
         # A record that is deleted takes its fence along, which only the clock can make up for.
         self.helpers = ("queue", "waiters", "gone") if self.stepped else ("record", "queue", "waiters", "gone")
         self.about = f"{self.about} appendfsync {fsync}{', its clock is stepped' * self.stepped}".strip()
