@@ -234,14 +234,14 @@ async def test_execute_needs_keys_in_the_slot_of_its_lease(mode, clean):
 @rule(6)
 @pytest.mark.parametrize("cluster", [BASE], indirect=True)
 async def test_a_silent_node_delays_no_renewal_on_other_nodes(mode, clean, harmed):
-    locks = mode.interlock(max_ttl=3)
-    leases = {name: await locks.lock(name, ttl=3).acquire() for name in (*PLAIN, *TAGGED)}
+    locks = mode.interlock(max_ttl=6)
+    leases = {name: await locks.lock(name, ttl=6).acquire() for name in (*PLAIN, *TAGGED)}
     paused = harmed.primary_of(f"lock:{PLAIN[0]}")
     others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
     paused.pause()
     began = mode.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
-    while min(grant.deadline for grant in grants) < began + 6:  # each was renewed twice, at least
+    while min(grant.deadline for grant in grants) < began + 10:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)
         await asyncio.sleep(0.02)
     paused.resume()
