@@ -318,7 +318,7 @@ KNOWN: Final = (
             Change(LOCK, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
             Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
         ),
-        (Simulator("cancel"), Search("restarts"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
+        (Simulator("cancel"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
     ),
     Plant(
         "no tombstone",
@@ -406,7 +406,7 @@ KNOWN: Final = (
                 "    since = math.max(since, known_since)\n",
             ),
         ),
-        (Tests(("faults/test_quarantine.py", "faults/test_quarantine_proofs.py")),),
+        (Tests(("faults/test_quarantine.py",), "later_clients_do_not_lengthen"),),
     ),
     Plant(
         "a quarantine without an end",
@@ -528,10 +528,7 @@ KNOWN: Final = (
                 "        if isinstance(error, Disconnected) and (error.stale or error.timed_out):\n",
             ),
         ),
-        (
-            Tests(("faults/test_interrupts.py", "faults/test_network.py"), "reply or replies"),
-            Histories("single", ("--mode", "threads", "--no-tls", *PHASE_ALONE, "late-reply")),
-        ),
+        (Tests(("faults/test_interrupts.py", "faults/test_network.py"), "reply or replies"),),
     ),
     Plant(
         "an execute without the lease",

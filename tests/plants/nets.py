@@ -204,7 +204,10 @@ class Histories(Net):
     def judge(self, status: int, output: str, scratch: Path) -> tuple[bool, str]:
         if status not in {0, 1}:
             raise WentWrongError(output[-2000:])
-        said: dict[str, Any] = json.loads(output.splitlines()[-1])
+        try:
+            said: dict[str, Any] = json.loads(output.splitlines()[-1])
+        except (ValueError, IndexError):
+            raise WentWrongError(output[-2000:]) from None
         found = [check for check in said["broken"] if check in self.checks]
         what = ", ".join(found or said["broken"]) or "nothing"
         return bool(found), f"{self.topology}: {what} in history {said['histories']}"
