@@ -20,6 +20,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       coroutines     tasks that wait for futures, and the points of an await at which a fault can strike
       loop           what the API needs of the module asyncio
       chance         random numbers that stay the same when a plan leaves out something else
+      substitutes    what interlock's modules get in place of time and chance
     servers and the network
       server         a small Redis that runs the real scripts;  commands: its commands;  messages: requests in a call
       server_group   the processes behind one address, of which one is the primary

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import logging
 import os
-import sys
 import types
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -18,6 +15,7 @@ from .chance import CoreChance
 from .loop import asyncio_of
 from .scenario import Run
 from .subjects import SUBJECTS, choices_of
+from .substitutes import substituted
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -130,22 +128,8 @@ def _isolated() -> Generator[Callable[[World], None]]:
         worlds.append(world)
         chances.append(CoreChance(world))
 
-    substitutes = _substitutes(lambda: worlds[0], lambda: chances[0])
-    collecting = gc.isenabled()
-    gc.disable()
-    with contextlib.ExitStack() as stack:
-        for name, module in list(sys.modules.items()):
-            if name.startswith(("interlock._", "interlock.primitives.")) or name == "interlock.aio":
-                for attribute, substitute in substitutes.items():
-                    if hasattr(module, attribute):
-                        stack.enter_context(mock.patch.object(module, attribute, substitute))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", ResourceWarning)
-        try:
-            yield begin
-        finally:
-            if collecting:
-                gc.enable()
+    with substituted(_substitutes(lambda: worlds[0], lambda: chances[0])):
+        yield begin
 
 
 class _ErrorLog(logging.Handler):

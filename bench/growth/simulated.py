@@ -49,9 +49,8 @@ def count(crowd: Load, seconds: float, seed: int = 1) -> dict[str, float]:
     profile = Profile("growth", clients=(crowd.clients,), workers=(1,), fault_phase=SETTLE + seconds)
     with _isolated() as begin:
         run = Run(seed, profile, Subject, str, None, begin)
-        run.world.after_step = lambda _process: (
-            None
-        )  # the rules are checked elsewhere; here each check would look at all
+        # The rules are checked elsewhere; here each check would look at all.
+        run.world.after_step = lambda _process: None
         for network in run.networks:
             network.executed = executed
         run.world.run(SETTLE)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
-import sys
 import types
-import warnings
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
+
+from simulator.substitutes import substituted
 
 from .process import Process
 
@@ -61,24 +60,13 @@ SUBSTITUTES: Final[dict[str, Any]] = {
 def isolated() -> Generator[None]:
     """Give interlock the time of the process that runs, and counts in place of random numbers; stop the collector."""
     log = logging.getLogger("interlock")
-    collecting = gc.isenabled()
-    gc.disable()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            mock.patch.multiple(log, propagate=False, handlers=[_Log(logging.ERROR)], level=logging.ERROR)
-        )
+    with (
+        mock.patch.multiple(log, propagate=False, handlers=[_Log(logging.ERROR)], level=logging.ERROR),
+        substituted(SUBSTITUTES),
+    ):
         log.manager._clear_cache()  # type: ignore[attr-defined]
-        for name, module in list(sys.modules.items()):
-            if name.startswith(("interlock._", "interlock.primitives.")):
-                for attribute, substitute in SUBSTITUTES.items():
-                    if hasattr(module, attribute):
-                        stack.enter_context(mock.patch.object(module, attribute, substitute))
-        stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore", ResourceWarning)
         try:
             yield
         finally:
             Process.running = None
             log.manager._clear_cache()  # type: ignore[attr-defined]
-            if collecting:
-                gc.enable()

@@ -2,16 +2,15 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("lupa")
 
 from interlock.primitives import scripts as _scripts
+from plants.plant import PROJECT, Change, Plant
 from simulator.exhaustive import SUITE, Bounds, Design, orders, search
 from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.automaton import Automaton
@@ -338,7 +337,6 @@ RARE = {
     "a caller goes on under the token of a lease that has ended", "a quarantine hands over",
     "the record does not say which fences are reserved",
 }  # fmt: skip
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -346,15 +344,10 @@ ROOT = Path(__file__).parents[2]
 )
 def test_a_bug_that_is_planted_in_the_source_is_found(plant, tmp_path):
     group, story, broken, *changes = PLANTS[plant]
-    shutil.copytree(ROOT / "src", tmp_path / "src")
-    for name, old, new in changes:
-        path = tmp_path / "src/interlock" / name
-        source = path.read_text()
-        assert source.count(old) == 1, name
-        path.write_text(source.replace(old, new))
+    source = Plant(plant, tuple(Change(*change) for change in changes), ()).plant(tmp_path)
     ran = subprocess.run(
         [sys.executable, "-m", "simulator.exhaustive", group, "--only", story, *["--full"] * (plant in RARE)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path / "src"), str(ROOT)])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(source), str(PROJECT)])},
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert f"searching {tmp_path}" in ran.stderr, ran.stderr

@@ -43,7 +43,7 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.once import once_resource
 from interlock.primitives.permits import ALL_PERMITS, permits_resource
 from model.mutations import catch as caught
-from model.mutations import never, replaced, shares
+from model.mutations import counts_from_the_reply, never, replaced, shares
 from simulator import (
     CROWDS,
     EVERY,
@@ -334,13 +334,7 @@ def catch(rule, *, profiles, lua=str, subject="lock", first=0):
 
 
 def a_deadline_counted_after_the_send(monkeypatch):
-    ask = _core.Core.request
-
-    async def late(self, *args):
-        reply, _ = await ask(self, *args)
-        return reply, self.runtime.now()
-
-    monkeypatch.setattr(_core.Core, "request", late)
+    counts_from_the_reply(monkeypatch, "request")
 
 
 def no_undo_on_cancel(monkeypatch):

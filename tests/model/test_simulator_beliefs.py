@@ -15,7 +15,7 @@ from interlock._client.grant import Grant
 from interlock._client.renewal import Renewal
 from interlock._protocol.timing import FOREVER
 from interlock._quarantine.history import ServerHistory
-from model.mutations import catch, replaced
+from model.mutations import catch, counts_from_the_reply, replaced
 from simulator import coverage, simulate
 from simulator.profiles import ALL, BY_NAME
 
@@ -123,23 +123,11 @@ def test_a_batch_lists_the_pairs_that_it_has_not_seen():
 
 
 def an_extension_counts_from_its_reply(monkeypatch):
-    ask = Core.request_for_grant
-
-    async def late(self, *args):
-        reply, _ = await ask(self, *args)
-        return reply, self.runtime.now()
-
-    monkeypatch.setattr(Core, "request_for_grant", late)
+    counts_from_the_reply(monkeypatch, "request_for_grant")
 
 
 def a_grant_counts_from_its_reply(monkeypatch):
-    ask = Core.request
-
-    async def late(self, *args):
-        reply, _ = await ask(self, *args)
-        return reply, self.runtime.now()
-
-    monkeypatch.setattr(Core, "request", late)
+    counts_from_the_reply(monkeypatch, "request")
 
 
 def a_handover_counts_for_its_own_ttl_only(monkeypatch):

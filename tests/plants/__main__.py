@@ -27,7 +27,7 @@ bug which it must find within {LIMIT:.0f} s has missed it.
 """
 EXAMPLES = """\
 examples:
-  scripts/plants                              all plants: about an hour on two cores
+  scripts/plants                              all plants: about ten minutes on two cores
   scripts/plants --only quarantine --jobs 1   the plants with this text in their name
   scripts/plants --net simulator              one net
   scripts/plants --missing                    only what no run has judged yet, and what was missed

@@ -17,7 +17,7 @@ import trustme
 from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
-from harness.topology.group import ask, info, wait
+from harness.topology.group import ask, info
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -331,16 +331,9 @@ class Sharded(Rig):
         self.lacks = () if wired else ("partition",)
 
     def await_primary(self, old: Node, key: str, timeout: float) -> Node:
-        """As above. For a moment no node that runs serves the slot."""
-
-        def lacking() -> str:
-            try:
-                return "" if self.group.primary_of(key) is not old else "nobody else serves it yet"
-            except LookupError as error:
-                return str(error)
-
-        wait(lacking, timeout)
-        return self.holder_of(key)
+        """As above."""
+        node: Node = self.group.wait_for_primary(key, old, timeout=timeout)
+        return node
 
     def holder_of(self, key: str) -> Node:
         node: Node = self.group.primary_of(key)
