@@ -564,8 +564,9 @@ ALWAYS = {"believes", "shares", "forgets", "uncounted"}  # the rest is run with 
 def test_the_checker_reports_a_broken_client(plant, tmp_path):
     expected, changes = PLANTED[plant]
     settings = SHORT.but(plant=plant, kinds=("lock",), seconds=0.5, faults=(), max_ttl=1.0).but(**changes)
-    for attempt in range(8):  # a busy machine may give its workers no time to show it
-        verdict = played(settings.but(seed=attempt), tmp_path / f"history-{attempt}")
+    for attempt in range(8):  # a busy machine may give its workers no time to show it, and so they get more and more
+        longer = settings.but(seed=attempt, seconds=settings.seconds * 2 ** (attempt // 2))
+        verdict = played(longer, tmp_path / f"history-{attempt}")
         if found := [violation for violation in verdict.violations if violation.check == expected]:
             assert all(violation.lines for violation in found)
             return
