@@ -109,6 +109,10 @@ def test_one_who_only_holds_and_does_not_believe_is_none():
     assert broken(hold("x", 1.0, [1.1, 1.2], fence=1), hold("y", 1.5, [2.0, 3.0], fence=2)) == []
 
 
+def test_a_lease_that_shows_another_reply_in_place_of_its_fence_is_seen():
+    assert broken(hold("x", 1.0, [1.1, 1.9], fence=[1, 2]), hold("y", 2.2, [2.3, 2.4], fence=2, asked=0.5)) == ["fence"]
+
+
 def test_other_names_do_not_matter():
     assert broken(hold("x", 1.0, [1.1, 2.5], fence=1), hold("y", 1.5, [2.0], fence=2, name="b")) == []
 

@@ -71,6 +71,8 @@ class Hold:
     timeout: float | None = None
     token: str = ""
     fence: int = 0
+    no_fence: object = None
+    """What the lease showed in place of a fence: then a caller has read the reply to another one's message."""
     got: float | None = None
     failed: float | None = None
     oks: list[float] = field(default_factory=list)
@@ -166,7 +168,9 @@ class History:
 
     @staticmethod
     def _of_hold(hold: Hold, event: str, t: float, line: Line) -> None:
-        if event == "got":
+        if event == "got" and not isinstance(line["fence"], int):
+            hold.no_fence = line["fence"]
+        elif event == "got":
             hold.got, hold.token, hold.fence = t, line["token"], line["fence"]
         elif event == "failed":
             hold.failed = t
@@ -317,6 +321,9 @@ def _keep_first_two(first: list[Hold], hold: Hold) -> None:
 
 def fences(history: History) -> Iterator[Violation]:
     """A grant that came after another one has a higher fence; two grants never have the same one."""
+    for hold in history.holds.values():
+        if hold.no_fence is not None:
+            yield Violation("fence", f"{hold.name}: {hold.id} has {hold.no_fence!r} in place of a fence", _story(hold))
     for name, holds in history.by_name().items():
         # The first hold of each lease, since an rlock can be entered again. Sections of a cohort share a token.
         grants: dict[tuple[str, int], Hold] = {}
