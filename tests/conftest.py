@@ -239,6 +239,9 @@ def redis_client(server):
     """A plain client of `server`, with which a test looks at the keys."""
     if isinstance(server, Cluster):
         client = redis.RedisCluster("127.0.0.1", server.nodes[0].port)
+        client.keys = functools.partial(
+            client.keys, target_nodes=redis.RedisCluster.PRIMARIES
+        )  # else those of one node
     else:
         client = redis.Redis.from_url(server.url)
     yield client

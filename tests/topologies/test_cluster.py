@@ -180,6 +180,7 @@ async def test_a_handover_pushes_to_one_channel_only(mode, clean, cluster, monke
         await (await waiter).release()
 
 
+@pytest.mark.parametrize("cluster", [BASE, "redis-6.2"], indirect=True)
 async def test_a_revocation_reaches_its_holder_by_push(mode, clean, cluster, monkeypatch):
     locks, others = mode.interlock(max_ttl=60), mode.interlock()
     lease = await locks.lock("a", ttl=60).acquire()

@@ -152,6 +152,7 @@ class ClusterServer:
         node = self._map[slot]
         if node is None or node.failed_at or slot in self._moves:
             node = await self._node_of(slot, until)
+            args = self._with_right_channel(args, slot)
         try:
             reply = await node.server.call(script, keys, args, until, slot)
             node.failed_at = 0.0
@@ -167,6 +168,7 @@ class ClusterServer:
         slot, text = slot_of(message[1][0]), ""
         for _ in range(MAX_REDIRECTIONS):
             node = await self._node_of(slot, until)
+            message = *message[:2], self._with_right_channel(message[2], slot)
             try:
                 reply = await node.server.call_with_acks(message, until, acks, ack_timeout, slot)
             except Disconnected as error:
@@ -616,8 +618,18 @@ class ClusterServer:
             return self.push_handler.channel
         channel = self._channels.get(slot)
         if channel is None:
-            channel = self._channels[slot] = f"{self.push_handler.channel}{{{tag_of(slot)}}}"
+            channel = self._channels[slot] = self._sharded_channel(slot)
         return channel
+
+    def _sharded_channel(self, slot: int) -> str:
+        return f"{self.push_handler.channel}{{{tag_of(slot)}}}"
+
+    def _with_right_channel(self, args: Sequence[Argument], slot: int) -> Sequence[Argument]:
+        """These arguments, of which the first ones were encoded before a map has said that no channel is sharded."""
+        if self._sharded:
+            return args
+        sharded, channel = self._sharded_channel(slot), self.push_handler.channel
+        return tuple(channel if each == sharded else each for each in args)
 
     def subscription_of(self, key: str | bytes) -> tuple[str, str]:
         """See Server."""
