@@ -7,9 +7,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock import aio
-from interlock._client.session import Session, _sessions
 from interlock._quarantine.history import ServerHistory
 from interlock._servers.quorum import QuorumServer
+from interlock._session.session import Session, _sessions
 
 from .chance import CLIENT, FOREIGN, GAP, SECTION
 from .coroutines import Cancelled, Process, Task

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from interlock._client.grant import Grant
-    from interlock._client.session import Session
+    from interlock._session.session import Session
 
     from .coroutines import Process
 

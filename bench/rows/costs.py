@@ -16,8 +16,8 @@ from contenders import TTL
 from floor import Bare
 from goals import OURS, UNREGISTERED
 from interlock import Interlock
-from interlock._client.observer import Observer, observe, stop_observing
-from interlock._client.registry import MAX_ITEMS
+from interlock._people.observer import Observer, observe, stop_observing
+from interlock._people.registry import MAX_ITEMS
 from interlock._protocol.run import run
 from interlock.aio import Interlock as AsyncInterlock
 from interlock.primitives.registry import REPORT_INTERVAL
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
-    from interlock._client.registry import Registry
+    from interlock._people.registry import Registry
 
 KEPT = 20  # leases that an Interlock holds while it makes pairs: its entry says something, as a real one does
 SLICE = 2.2  # seconds: the first report comes within two seconds of a lease

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 from interlock import Lease
 from interlock._client.grant import AcquireOptions
-from interlock._client.session import Session, _sessions
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.history import ServerHistory
 from interlock._servers.single import SingleServer
+from interlock._session.session import Session, _sessions
 from interlock.errors import LockError
 
 from .fingerprint import fingerprint

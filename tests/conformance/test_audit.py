@@ -10,8 +10,8 @@ import pytest
 from harness.matrix import PASSWORD, USER, least_rights
 from harness.modes import outcome
 from interlock import ConfigError, Unavailable
-from interlock._client import revocation
-from interlock._client.revocation import Revoking
+from interlock._people import revocation
+from interlock._people.revocation import Revoking
 from interlock.primitives.audit import AUDIT_KEY, PAGE
 
 rule = pytest.mark.rule

@@ -15,7 +15,8 @@ import pytest
 from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
-from interlock._client import answers, core, deadlock_search, long_waits
+from interlock._client import core
+from interlock._people import answers, deadlock_search, long_waits
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """Sessions of this process report several times a second."""
-    from interlock._client import registry as client
+    from interlock._people import registry as client
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)

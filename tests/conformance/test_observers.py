@@ -17,13 +17,13 @@ import pytest
 import interlock
 from harness.modes import outcome, queued, real, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost
-from interlock._client import observer as observing
 from interlock._client.core import Core
-from interlock._client.grant_log import GRANT_LOG
-from interlock._client.observed import ObservedCore
-from interlock._client.observer import Loss, Observer, Outcome
-from interlock._client.session import waiting
+from interlock._people import observer as observing
+from interlock._people.grant_log import GRANT_LOG
+from interlock._people.observed import ObservedCore
+from interlock._people.observer import Loss, Observer, Outcome
 from interlock._protocol.types import Disconnected
+from interlock._session.session import waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

@@ -16,7 +16,7 @@ from harness.matrix import PASSWORD, USER, least_rights
 from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
-from interlock._client import answers, long_waits
+from interlock._people import answers, long_waits
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.tokens import Process
 from interlock._protocol.types import Disconnected, ServerError
@@ -35,14 +35,12 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
     """Sessions report several times a second."""
-    from interlock._client import registry as client
+    from interlock._people import registry as client
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
-    for module in ("core", "long_waits"):
-        monkeypatch.setattr(
-            f"interlock._client.{module}.UNDO_GRACE", 20.0
-        )  # a busy machine may take long for an answer
+    for module in ("_client.core", "_people.long_waits"):  # a busy machine may take long for an answer
+        monkeypatch.setattr(f"interlock.{module}.UNDO_GRACE", 20.0)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
 
 
@@ -306,7 +304,7 @@ async def test_a_pattern_must_be_a_text(mode):
 
 
 async def test_a_short_section_costs_no_message(mode, clean, monkeypatch):
-    from interlock._client import registry as client
+    from interlock._people import registry as client
 
     monkeypatch.setattr(client, "REPORT_DELAY", 2.0)  # longer than a section takes on a slow machine
     locks = mode.interlock()
@@ -445,7 +443,8 @@ async def test_an_exit_during_a_report_leaves_no_entry(server, clean):
 EXITS_DURING_A_REPORT = """
 import sys, threading, time
 from interlock import Interlock
-from interlock._client import registry, session
+from interlock._people import registry
+from interlock._session import session
 
 registry.REPORT_DELAY, session.CLOSE_TIMEOUT = 0.05, 30.0
 locks = Interlock(sys.argv[1])
@@ -554,7 +553,7 @@ async def test_a_cancellation_during_the_question_of_an_error_leaves_nothing_beh
 
 
 async def test_a_refused_report_leaves_the_last_entry_to_be_deleted(mode, clean, monkeypatch):
-    from interlock._client import registry as client
+    from interlock._people import registry as client
 
     monkeypatch.setattr(client, "REPEAT_INTERVAL", 0.1)
     locks = mode.interlock()

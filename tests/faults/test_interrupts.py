@@ -30,8 +30,8 @@ from harness.modes import until, wait_until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
 from interlock._client.grant import Grant
-from interlock._client.observer import Observer, observe, stop_observing
 from interlock._client.renewal import DROPPED
+from interlock._people.observer import Observer, observe, stop_observing
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
 from interlock._transports.asyncio.runtime import AutoResetEvent

@@ -22,8 +22,9 @@ import interlock.aio
 from harness.clock import machine_time
 from harness.modes import SLACK, outcome, real, until, wait_until
 from interlock import ConfigError, LeaseLost, LeaseState
-from interlock._client import session, undo
+from interlock._client import undo
 from interlock._client.undo import LOOK_AFTER, LOST_AFTER
+from interlock._session import session
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

@@ -13,8 +13,8 @@ import pytest
 
 import interlock
 from harness.modes import until, wait_until
-from interlock._client import observer as observing
-from interlock._client.observer import Observer
+from interlock._people import observer as observing
+from interlock._people.observer import Observer
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

@@ -186,7 +186,7 @@ def test_the_doctor_tries_a_lock_and_leaves_nothing_that_lasts(doctor, monkeypat
 
 
 def test_the_doctor_names_both_lines_of_a_deadlock(doctor, monkeypatch):
-    monkeypatch.setattr("interlock._client.registry.REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr("interlock._people.registry.REPORT_INTERVAL", 0.1)
     monkeypatch.setattr("interlock.primitives.deadlocks.MIN_TOGETHER", 0.02)
     monkeypatch.setattr("interlock.cli.doctor.checks.find", partial(find, min_wait=0.0))
     ready = threading.Barrier(2)

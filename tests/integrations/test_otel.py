@@ -14,7 +14,7 @@ import pytest
 from harness.matrix import required
 from harness.modes import outcome, queued, real, until
 from interlock import LeaseLost
-from interlock._client.observer import Loss
+from interlock._people.observer import Loss
 
 try:
     from opentelemetry import trace

@@ -30,7 +30,7 @@ else:
     MISSING = ""
 
 from interlock._client.error_texts import _KINDS
-from interlock._client.observer import Loss, Outcome
+from interlock._people.observer import Loss, Outcome
 
 pytestmark = [pytest.mark.runs_on("valkey-9.1", modes="threads"), pytest.mark.xdist_group("prometheus")]
 FILES = Path(__file__).parents[2] / "docs" / "observability"

@@ -41,7 +41,7 @@ def server():
 def held(server):
     """A lock that is held, and one that waits for it; two that wait for each other."""
     with Interlock(server.url, label="shop") as locks, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("interlock._client.registry.REPORT_INTERVAL", 0.2)
+        patch.setattr("interlock._people.registry.REPORT_INTERVAL", 0.2)
         ready = threading.Barrier(2)
 
         def nested(first, second):

@@ -513,7 +513,7 @@ KNOWN: Final = (
         "a child uses the leases of its parent after a fork",
         (
             Change(GRANT, "    fork_count += 1\n", "    fork_count += 0\n"),
-            Change("_client/session.py", "            grant.end_reason = Grant.FORKED\n", "            pass\n"),
+            Change("_session/session.py", "            grant.end_reason = Grant.FORKED\n", "            pass\n"),
         ),
         (Tests(("faults/test_processes.py",), "fork"),),
     ),

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from interlock._client.answers import Answers
+from interlock._people.answers import Answers
 from interlock._protocol.run import run
 from interlock._protocol.types import Disconnected
 from interlock._transports.blocking.runtime import ThreadRuntime

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from interlock._client import observer
+from interlock._people import observer
 
 
 def test_a_child_of_a_fork_in_the_middle_of_a_switch_can_switch():

@@ -6,8 +6,8 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from interlock._client.session import Session
 from interlock._protocol.names import token_part
+from interlock._session.session import Session
 from interlock._transports.blocking.runtime import Mutex
 
 from .face import awaitable

@@ -38,10 +38,10 @@ from .synchronized import CallName, busy_answer, decorated
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._client.session import Session
     from interlock._connect.address import Address, Quorum
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
+    from interlock._session.session import Session
     from interlock.primitives.registry import Listed
 
 MultiLeaseT = TypeVar("MultiLeaseT")

@@ -12,9 +12,9 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
 
 from interlock._client.grant import Grant
-from interlock._client.observer import Loss, loss_of
 from interlock._client.renewal import dropped_text
 from interlock._client.self_wait import lasts
+from interlock._people.observer import Loss, loss_of
 from interlock._protocol.acks import Assurance
 from interlock._protocol.names import check_command
 from interlock._protocol.timing import FOREVER

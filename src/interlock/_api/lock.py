@@ -10,8 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
-from interlock._client.revocation import reason_text
 from interlock._client.self_wait import deadlock, kind_of_caller, way_out
+from interlock._people.revocation import reason_text
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 

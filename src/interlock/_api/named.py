@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from interlock._client.kinds import inspect
-from interlock._client.revocation import Revoking, reason_text
+from interlock._people.revocation import Revoking, reason_text
 from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall
 
@@ -16,8 +16,8 @@ from .misuse import NoWith, named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.session import Session
     from interlock._protocol.types import Resource
+    from interlock._session.session import Session
     from interlock.primitives.messages import Call
 
 StateT = TypeVar("StateT")

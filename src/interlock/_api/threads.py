@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from interlock._client.places import calling_place, line_of
-from interlock._client.session import Session
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
+from interlock._session.session import Session
 
 from .face import present, raise_stop_iteration
 from .interlock import InterlockCore, MemberT, MultiLeaseT

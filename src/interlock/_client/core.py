@@ -111,11 +111,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from types import FrameType
 
-    from interlock._client.deadlock_search import DeadlockSearch
-    from interlock._client.registry import Registry
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
+    from interlock._people.deadlock_search import DeadlockSearch
+    from interlock._people.registry import Registry
 
 MIN_WAIT_TO_ASK: Final = 1.0  # seconds that a caller has waited, at least, whose error asks the registry
 LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,

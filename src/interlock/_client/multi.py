@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock._client import observer
 from interlock._client.error_texts import busy_error, reply_error
 from interlock._client.grant import AcquireOptions, Attempt, Grant
+from interlock._people import observer
 from interlock.errors import AcquireTimeout, LockError, Unavailable
 from interlock.primitives.messages import NO_WAITING, AcquireCall, Busy, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together

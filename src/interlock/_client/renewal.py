@@ -30,12 +30,12 @@ from collections import deque
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._client import grant_log, observer
 from interlock._client.cohorts import Cohorts
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE, OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
-from interlock._client.observer import report_failed_renewal, report_lost, report_released, report_renewed
 from interlock._client.places import line_of
+from interlock._people import grant_log, observer
+from interlock._people.observer import report_failed_renewal, report_lost, report_released, report_renewed
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError

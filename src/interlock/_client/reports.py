@@ -18,14 +18,14 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from interlock._client import observer
+from interlock._people import observer
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.observer import Observer
+    from interlock._people.observer import Observer
     from interlock._protocol.types import Runtime
 
 MAX_WAITING: Final = 10_000  # reports

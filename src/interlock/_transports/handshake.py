@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import ResponseError
 
-from interlock._client import grant_log
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import check_server
+from interlock._people import grant_log
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, is_transient
 from interlock._quarantine.identity import (

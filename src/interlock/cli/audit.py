@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from interlock._client.revocation import audit as audited
+from interlock._people.revocation import audit as audited
 from interlock._protocol.run import run
 from interlock.cli.options import TIME, AsJson, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe

@@ -1,7 +1,7 @@
 """`interlock revoke`: takes a name away from whoever holds it. It asks first, and takes by force only if told so.
 
 Rules. (1) A revocation names the holders that were seen, so it never takes a lease from somebody who came later. (2)
-Every revocation is in the audit, with its result (`_client/revocation.py`). (3) Force comes after the grace, in which
+Every revocation is in the audit, with its result (`_people/revocation.py`). (3) Force comes after the grace, in which
 the holder may give the lease back; the text says that the former holder may still be at work.
 """
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from interlock._client.kinds import inspect, kind_of
-from interlock._client.revocation import Revoking, reason_text
+from interlock._people.revocation import Revoking, reason_text
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
 from interlock.cli.exit_status import EX_TEMPFAIL, NOTHING_THERE

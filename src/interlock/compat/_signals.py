@@ -21,8 +21,8 @@ from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
-    from interlock._client.session import Session
     from interlock._protocol.types import Resource
+    from interlock._session.session import Session
 
 FIRST_LOOK: Final = 0.1  # seconds after the first waiter came: most waits are over by then
 LOOK_INTERVAL: Final = 1.0  # seconds between two looks at a lock, at most

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from interlock._api.interlock import InterlockCore
-    from interlock._client.session import Session
+    from interlock._session.session import Session
 
 InterlockT = TypeVar("InterlockT", bound="InterlockCore[Any, Any, Any]")
 MAX_TTL: Final = 60.0  # seconds: more than an Interlock, since users of the originals write timeout=60

@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from interlock._client.core import Core
-    from interlock._client.session import Session
+    from interlock._session.session import Session
 
 __all__ = [
     "AlreadyAcquired", "AlreadyStarted", "InvalidTimeout", "Lock", "NotAcquired", "NotExpirable", "TimeoutNotUsable",

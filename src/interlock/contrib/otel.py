@@ -1,6 +1,6 @@
 """Metrics and traces for OpenTelemetry: `instrument()` and `uninstrument()`. Needs `interlock[otel]`.
 
-Theory. `Telemetry` is the observer of `interlock._client.observer`: it counts, measures, and keeps one span at a time
+Theory. `Telemetry` is the observer of `interlock._people.observer`: it counts, measures, and keeps one span at a time
 with each attempt: the wait, then the hold. While nothing is instrumented, the client does not know this module.
 
 Rules. (1) The attributes of metrics are of small closed sets, but for the lock's name, which the user asks for. (2) A
@@ -25,11 +25,11 @@ except ModuleNotFoundError as error:
         "interlock.contrib.otel needs opentelemetry-api: pip install 'interlock[otel]'", name=error.name
     ) from error
 
-from interlock._client import observer
-from interlock._client.observer import Loss, Observer, Outcome, observe, stop_observing
-from interlock._client.session import waiting
+from interlock._people import observer
+from interlock._people.observer import Loss, Observer, Outcome, observe, stop_observing
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import now
+from interlock._session.session import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

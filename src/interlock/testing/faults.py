@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 from interlock._api.lease import LeaseCore
 from interlock._api.multilease import MultiLeaseCore
 from interlock._client.renewal import _renew_message, _ttl_ms
-from interlock._client.session import _sessions
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
+from interlock._session.session import _sessions
 from interlock.embedded import _processes
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.messages import Gone, Renewed, RenewReply, RevokeCall, Revoked, reason_lost
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from interlock import aio, threads
     from interlock._client.core import Core
     from interlock._client.grant import Grant
-    from interlock._client.session import Session
     from interlock._connect.address import Address
     from interlock._protocol.types import Message, Reply, Script
     from interlock._quarantine.history import ServerHistory
+    from interlock._session.session import Session
     from interlock.embedded import Server
     from interlock.primitives.messages import RenewState
 

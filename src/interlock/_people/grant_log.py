@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from interlock._client import observer
+from interlock._people import observer
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt, Grant
-    from interlock._client.observer import Outcome
+    from interlock._people.observer import Outcome
 
 
 class GrantLog(observer.Observer):

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from interlock._client.answers import Answers
-from interlock._client.registry import caller_of
 from interlock._client.self_wait import kind_of_caller
+from interlock._people.answers import Answers
+from interlock._people.registry import caller_of
 from interlock._protocol.timing import FOREVER
 from interlock.primitives.deadlocks import WAY_OUT, ThingName, find
 from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import Entry, group_by_name, party_of
 
 if TYPE_CHECKING:
-    from interlock._client.answers import Answer
     from interlock._client.grant import Attempt, Grant
-    from interlock._client.registry import Registry
+    from interlock._people.answers import Answer
+    from interlock._people.registry import Registry
     from interlock.primitives.deadlocks import Deadlocked
 
 MAX_SEARCHED: Final = 200  # sessions: to read so many full entries takes 0.1 s of a processor, and may hold up a loop

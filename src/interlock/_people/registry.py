@@ -17,11 +17,11 @@ import heapq
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from interlock._client.answers import Answers
 from interlock._client.error_texts import server_error
-from interlock._client.long_waits import LongWaits
 from interlock._client.places import enters_with, line_of
 from interlock._client.self_wait import lasts, name_of_caller
+from interlock._people.answers import Answers
+from interlock._people.long_waits import LongWaits
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
 from interlock._protocol.timing import FOREVER, RETRY_FOR
@@ -51,10 +51,10 @@ from interlock.primitives.registry import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
-    from interlock._client.answers import Answer
     from interlock._client.grant import Attempt, Grant
     from interlock._client.renewal import Renewal
     from interlock._client.waiting import Waiters
+    from interlock._people.answers import Answer
     from interlock._protocol.types import AutoResetEvent, Message, Server
     from interlock.primitives.registry import Listed, Party
 

@@ -18,17 +18,17 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client import grant_log, observer
-from interlock._client.deadlock_search import DeadlockSearch
 from interlock._client.grant import Attempt, Grant, count_fork
-from interlock._client.observed import core_type
-from interlock._client.observer import on_switch, report_released
-from interlock._client.registry import Registry
 from interlock._client.renewal import Renewal
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
+from interlock._people import grant_log, observer
+from interlock._people.deadlock_search import DeadlockSearch
+from interlock._people.observed import core_type
+from interlock._people.observer import on_switch, report_released
+from interlock._people.registry import Registry
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._protocol.snapshot import snapshot

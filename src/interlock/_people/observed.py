@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interlock._client import observer
 from interlock._client.core import Core
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE
 from interlock._client.grant import Grant
-from interlock._client.observer import report_acquired, report_begin, report_lost, report_not_acquired, report_released
+from interlock._people import observer
+from interlock._people.observer import report_acquired, report_begin, report_lost, report_not_acquired, report_released
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
