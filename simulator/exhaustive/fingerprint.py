@@ -29,7 +29,7 @@ PASSED_OVER: Final = {
     "AcquireOptions": {*AcquireOptions.__slots__},
     "Attempt": {"place", "caller", "observation", "waits_since", "look_at", "resource", "busy", "make_lease"},
     "Core": {
-        "registry", "deadlocks", "all_renewals", "all_waits", "caller", "server", "runtime", "process_id", "max_ttl",
+        "say_more", "all_renewals", "all_waits", "caller", "server", "runtime", "process_id", "max_ttl",
         "try_for", "frames_to_user",
     },
     "Grant": {"since"},
@@ -38,7 +38,7 @@ PASSED_OVER: Final = {
     "Proofs": {"runtime", "find_least_ttl"},
     "Renewal": {"server", "runtime", "reports", "ends_worker", "renewal_worker"},
     "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},
-    "Session": {"registry", "exit_connection"},
+    "Session": {"registry", "deadlocks", "exit_connection"},
     "Undo": {"server", "runtime", "wake_at", "on_adopted", "on_late_loss"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
     "Cohorts": {"runtime", "renewal", "wake_at", "pass_on"},

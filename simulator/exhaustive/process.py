@@ -151,7 +151,7 @@ class Process:
         _sessions.discard(self.session)  # the real process ends nothing of this one
         core = self.session.core
         core.process_id, self.session.channel = name, name
-        core.registry = core.deadlocks = None  # for people
+        core.say_more = None  # for people
         self._watch_passes()
         self.session.waiters.on_tick = self.session.renewal.ends.on_tick = None
         self.options = AcquireOptions(shape.ttl, renew=shape.renews, joins=shape.joins)

@@ -16,7 +16,7 @@ from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
 from interlock._client import core
-from interlock._people import answers, deadlock_search, long_waits
+from interlock._people import answers, deadlock_search, long_waits, timeouts
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -31,7 +31,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
-    monkeypatch.setattr(core, "MIN_WAIT_TO_ASK", 0.5)
+    monkeypatch.setattr(timeouts, "MIN_WAIT_TO_ASK", 0.5)
     monkeypatch.setattr(core, "UNDO_GRACE", 20.0)  # a busy machine may take long for an answer
 
 
@@ -242,7 +242,7 @@ async def test_of_many_callers_few_read_the_entries(mode, monkeypatch):
     """All of a crowd behind a deadlock time out at once."""
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 30)  # whatever "at once" is on a slow machine
     locks = mode.interlock()
-    search = mode.session(locks).core.deadlocks
+    search = mode.session(locks).deadlocks
     reads = []
     read = search.registry.some_entries
 
@@ -266,7 +266,7 @@ async def test_of_many_callers_few_read_the_entries(mode, monkeypatch):
 async def test_a_crowd_searches_with_what_its_callers_hold_only_now_and_then(mode, monkeypatch):
     monkeypatch.setattr(deadlock_search, "REST", 1e9)
     locks = mode.interlock()
-    search, searches = mode.session(locks).core.deadlocks, []
+    search, searches = mode.session(locks).deadlocks, []
 
     def counted(*args, search_with_own=search._search_with_own):
         searches.append(1)

@@ -332,7 +332,7 @@ def foreign(place="x.py:1", fence=1.0):
 
 
 async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, clean, monkeypatch):
-    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
+    monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
     locks = mode.interlock()
     for place, fence in (("x.py:1", float("inf")), ("x.py:1", float("nan")), (["x"], 1)):
         said_by_foreign(clean, [foreign(place, fence)])
@@ -346,7 +346,7 @@ async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, cl
 
 
 async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog, monkeypatch):
-    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
+    monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()
 
@@ -361,7 +361,7 @@ async def test_a_fault_of_the_registry_changes_no_error(mode, clean, caplog, mon
 
 
 async def test_the_question_and_the_undo_share_their_time(mode, clean, monkeypatch):
-    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
+    monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()
     await (await locks.lock("b").acquire()).release()
@@ -532,7 +532,7 @@ async def test_a_report_and_a_farewell_without_a_reply_are_sent_again(mode, clea
 
 @pytest.mark.asyncio_only
 async def test_a_cancellation_during_the_question_of_an_error_leaves_nothing_behind(mode, clean, monkeypatch):
-    monkeypatch.setattr("interlock._client.core.MIN_WAIT_TO_ASK", 0.2)
+    monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
     monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()

@@ -30,7 +30,6 @@ LAYERS = {
 
 # importer: what it imports from a higher layer
 UPWARD: dict[str, str] = {
-    "_client.core": "_people.deadlock_search _people.registry",
     "_client.multi": "_people.observer",
     "_client.renewal": "_people.grant_log _people.observer",
     "_client.reports": "_people.observer",

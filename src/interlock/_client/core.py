@@ -111,13 +111,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from types import FrameType
 
+    from interlock._client.people import SayMore
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
-    from interlock._people.deadlock_search import DeadlockSearch
-    from interlock._people.registry import Registry
 
-MIN_WAIT_TO_ASK: Final = 1.0  # seconds that a caller has waited, at least, whose error asks the registry
 LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,
 LAST_QUESTION: Final = 0.4  # this many seconds before
 
@@ -150,8 +148,7 @@ class Core:
         self.cohorts = renewal.cohorts
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
-        self.registry: Registry | None = None  # knows where in its code a holder is
-        self.deadlocks: DeadlockSearch | None = None
+        self.say_more: SayMore | None = None  # adds to the error of a timeout what people know of the holder
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.all_waits: Callable[[], Iterable[Attempt]] = tuple  # the same: what their callers wait for
         self.closed = False
@@ -417,41 +414,13 @@ class Core:
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
         grace_until = self.runtime.now() + UNDO_GRACE  # for both: what the caller's timeout does not bound
-        if isinstance(error, AcquireTimeout) and self.registry is not None:
-            await self._say_where(attempt, error, self.registry, grace_until)
+        if isinstance(error, AcquireTimeout) and self.say_more is not None:
+            await self.say_more(attempt, error, grace_until)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
             await undone.wait(grace_until)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
             raise self._busy_error(attempt, attempt.last_queued) from error
-
-    async def _say_where(self, attempt: Attempt, error: AcquireTimeout, registry: Registry, until: float) -> None:
-        """Add to the error what is known of its holder by the time `until`. Raises no other error."""
-        try:
-            await self._add_place(attempt, error, registry, until)
-        except Exception:  # noqa: BLE001 (logged) others have written what is read there
-            log.exception(
-                "%s: the error does not say where its holder is",
-                attempt.resource,
-                extra=lock_fields(attempt.resource, token=attempt.token),
-            )
-
-    async def _add_place(self, attempt: Attempt, error: AcquireTimeout, registry: Registry, until: float) -> None:
-        """Add to the error where its holder acquired the resource, if the caller has waited for a while.
-
-        Returns by the time `until`. If the caller was part of a deadlock, or waited behind one, says that instead.
-        """
-        advice = f". {WAIT_ADVICE}"
-        if error.holder is None or error.waited < MIN_WAIT_TO_ASK or not str(error).endswith(advice):
-            return
-        text = str(error).removesuffix(advice)
-        found = await registry.holding(error.holder, until)
-        if found is not None:
-            error.place = found.place
-            error.args = (f"{text}. {found.sentence()}{advice}",)
-        if self.deadlocks is not None and (known := await self.deadlocks.say(attempt, error.holder, until)):
-            error.deadlock, sentence = known
-            error.args = (f"{text}. {sentence}",)
 
     def _busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
         """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""

@@ -29,6 +29,7 @@ from interlock._people.deadlock_search import DeadlockSearch
 from interlock._people.observed import core_type
 from interlock._people.observer import on_switch, report_released
 from interlock._people.registry import Registry
+from interlock._people.timeouts import Timeouts
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._protocol.snapshot import snapshot
@@ -113,9 +114,9 @@ class Session:
             self.frames_to_user,
         )
         self.registry.query = self.core.query
-        self.core.registry = self.registry
-        self.core.deadlocks = DeadlockSearch(self.registry)
-        self.registry.long_waits.deadlock = self.core.deadlocks.say
+        self.deadlocks = DeadlockSearch(self.registry)
+        self.core.say_more = Timeouts(self.registry, self.deadlocks).say_more
+        self.registry.long_waits.deadlock = self.deadlocks.say
         self.core.all_renewals = self.registry.all_renewals = _all_renewals
         self.core.all_waits = _all_waits
 
