@@ -14,6 +14,7 @@ import pytest
 import interlock
 from harness.modes import until, wait_until
 from interlock._people import observer as observing
+from interlock._people.observed import BY_CALLERS
 from interlock._people.observer import Observer
 
 rule = pytest.mark.rule
@@ -129,8 +130,7 @@ async def test_a_close_releases_before_a_user_hears_of_the_releases(mode, clean)
     asking = Asking()
     observing.observe(asking)
     for lease in leases:
-        observing.report_begin(lease._grant.attempt, 0.0)
-        observing.report_acquired(lease._grant, 0.0)
+        BY_CALLERS.acquired(lease._grant, 0.0)
     try:
         await locks.close()
     finally:

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
     from types import FrameType
 
-    from interlock._client.people import SayMore
+    from interlock._client.people import People, SayMore
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
@@ -148,6 +148,7 @@ class Core:
         self.cohorts = renewal.cohorts
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
+        self.people: People | None = None  # those to whom the core reports: None while nobody observes
         self.say_more: SayMore | None = None  # adds to the error of a timeout what people know of the holder
         self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
         self.all_waits: Callable[[], Iterable[Attempt]] = tuple  # the same: what their callers wait for
@@ -219,6 +220,8 @@ class Core:
         """
         server, resource, options = self.server, attempt.resource, attempt.options
         max_waiters = NO_WAITING if attempt.event is None else options.max_waiters
+        if (people := self.people) is not None and attempt.make_lease is not None:
+            people.begins(attempt, self.runtime.now())
         try:
             joins = self.has_cohorts and attempt.options.joins and attempt.timeout != 0
             if joins and not self.cohorts.join(attempt) and (lease := await self._wait_for_turn(attempt)) is not None:
@@ -319,6 +322,8 @@ class Core:
         if grant.reason_ended(self.runtime.now()) is not None:
             return None
         attempt.event = None
+        if (people := self.people) is not None:
+            people.acquired(grant, self.runtime.now())
         return lease
 
     async def _reserve(self, grant: Grant) -> bool:
@@ -403,6 +408,18 @@ class Core:
         # After a Retry the next request is due at once.
 
     async def _give_up(self, attempt: Attempt, error: BaseException) -> None:
+        """Undo what an attempt that ends with this error may have left, and report it. May raise a better error."""
+        last = error
+        try:
+            await self._undo_attempt(attempt, error)
+        except BaseException as better:
+            last = better
+            raise
+        finally:
+            if (people := self.people) is not None:
+                people.not_acquired(attempt, last, self.runtime.now())
+
+    async def _undo_attempt(self, attempt: Attempt, error: BaseException) -> None:
         """Undo whatever an attempt that ends with this error may have left in the server. May raise a better error.
 
         The next caller of the cohort takes over what this one has asked for.
@@ -543,6 +560,8 @@ class Core:
                 self.waiters.unregister(attempt)
             else:
                 self.waiters.registered.pop(attempt.token, None)  # as unregister() does
+            if (people := self.people) is not None:
+                people.acquired(grant, self.runtime.now())
         except BaseException:
             grant.end_reason = Grant.RELEASED
             self.renewal.remove(grant)
@@ -558,9 +577,13 @@ class Core:
             grant.mark_released()
             has_passed = self.cohorts.has_passed(grant)
         if has_passed:  # an interrupt came after that
-            return self.runtime.event()
-        self.renewal.end(grant)
-        return self.undo.add(grant.attempt)
+            undone = self.runtime.event()
+        else:
+            self.renewal.end(grant)
+            undone = self.undo.add(grant.attempt)
+        if (people := self.people) is not None:
+            people.released(grant, self.runtime.now())
+        return undone
 
     def release_later(self, grant: Grant) -> None:
         """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
@@ -669,7 +692,11 @@ class Core:
 
     def _passes_on(self, grant: Grant, now: float) -> bool:
         """Pass the lease to the next caller of its cohort. Returns False if the lease must be released."""
-        return grant.attempt.options.joins and self.cohorts.pass_on(grant, now)
+        if not (grant.attempt.options.joins and self.cohorts.pass_on(grant, now)):
+            return False
+        if (people := self.people) is not None:
+            people.released(grant, now)
+        return True
 
     async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
         """Release a lease that had not ended `now`. See release().
@@ -704,7 +731,7 @@ class Core:
                     # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
                     # no reply, that copy may have released the lease, and another client its own lease since then.
                     # Before the deadline nothing else ended the lease.
-                    return was_ours or (attempt.in_doubt and now < grant.deadline)
+                    return was_ours or (attempt.in_doubt and now < grant.deadline) or self._had_ended(grant, now)
         except BaseException as error:
             if self.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
@@ -714,6 +741,14 @@ class Core:
             attempt.in_doubt |= was_in_doubt
             if is_ours:
                 self.releasing.pop(attempt.token, None)
+            if (people := self.people) is not None:
+                people.released(grant, now)
+
+    def _had_ended(self, grant: Grant, now: float) -> bool:
+        """Report that the server had the lease no more when the release arrived. Returns False."""
+        if (people := self.people) is not None:
+            people.lost(grant, ENDED_BEFORE_RELEASE, now)
+        return False
 
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.

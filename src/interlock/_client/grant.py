@@ -99,6 +99,7 @@ class Observation:
 
     began: float
     held_since: list[float] = field(default_factory=list[float])  # empty unless it is held: a pop is one step
+    has_outcome: bool = False  # the attempt: observers know whether it got its lease
     has_ended: bool = False  # its lease
     state: Any = None  # of the observer that traces
     trace_id: str = ""  # of the trace in which the caller acquires, if somebody traces

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._client.error_texts import busy_error, reply_error
 from interlock._client.grant import AcquireOptions, Attempt, Grant
-from interlock._people import observer
 from interlock.errors import AcquireTimeout, LockError, Unavailable
 from interlock.primitives.messages import NO_WAITING, AcquireCall, Busy, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
@@ -86,10 +85,10 @@ async def together(
 def report_refusal(core: Core, requests: Sequence[Request], busy: AcquireTimeout) -> None:
     """Report to the observers, if there are any, that one of these resources was busy."""
     refused = [request for request in requests if request.resource.name == busy.name]
-    if observer.observers and refused:
+    if (people := core.people) is not None and refused:
         attempt, now = core.attempt(refused[0].resource, refused[0].options, 0), core.runtime.now()
-        observer.report_begin(attempt, now)
-        observer.report_not_acquired(attempt, busy, now)
+        people.begins(attempt, now)
+        people.not_acquired(attempt, busy, now)
 
 
 async def _send_call(

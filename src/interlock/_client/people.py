@@ -1,11 +1,21 @@
-"""Where people are plugged in: what the client calls for them, and never asks. `_people` stands behind it."""
+"""Where people are plugged in: what the client calls for them, and never asks. `_people` stands behind it.
+
+Theory. The core and the renewal have an attribute `people`, which is None while nobody observes. At each point below
+they look at it once, and call it if somebody does:
+
+    if (people := self.people) is not None:  # in one step: another thread may switch
+        people.released(grant, now)
+
+Rules. (1) Nothing is returned, so that no decision can depend on an observer. (2) No point is under the mutex, or in a
+finalizer. (3) An observer raises nothing here but an interrupt. So each point stands where an interrupt may arrive.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from interlock._client.grant import Attempt
+    from interlock._client.grant import Attempt, Grant
     from interlock.errors import AcquireTimeout
 
 
@@ -16,3 +26,28 @@ class SayMore(Protocol):
     """
 
     async def __call__(self, attempt: Attempt, error: AcquireTimeout, until: float) -> None: ...
+
+
+class People(Protocol):
+    """What happens to attempts and leases. All times are by the clock of the runtime."""
+
+    def begins(self, attempt: Attempt, now: float) -> None:
+        """A caller begins to acquire."""
+
+    def acquired(self, grant: Grant, now: float) -> None:
+        """The caller has its lease."""
+
+    def not_acquired(self, attempt: Attempt, error: BaseException, now: float) -> None:
+        """The caller gets no lease, but this error."""
+
+    def released(self, grant: Grant, now: float) -> None:
+        """The lease was given back or has passed on, if it ended so: this may be called for any end, and twice."""
+
+    def lost(self, grant: Grant, why: str, now: float) -> None:
+        """The lease was lost for this reason."""
+
+    def renewed(self, grant: Grant, slack: float) -> None:
+        """A renewal succeeded, this many seconds before the lease would have ended."""
+
+    def renewal_failed(self, grant: Grant) -> None:
+        """The lease is in jeopardy."""

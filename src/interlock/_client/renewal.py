@@ -34,8 +34,7 @@ from interlock._client.cohorts import Cohorts
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE, OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._client.places import line_of
-from interlock._people import grant_log, observer
-from interlock._people.observer import report_failed_renewal, report_lost, report_released, report_renewed
+from interlock._people import grant_log
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
@@ -54,6 +53,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from interlock._client.grant import Attempt
+    from interlock._client.people import People
     from interlock._client.reports import Reports
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
@@ -100,6 +100,7 @@ class Renewal:
         self.renewal_worker = renewal_worker  # runs tick()
         self.ends = LeaseEnds(self, undo, waiters)
         self.reports = reports  # what a user's code learns: nothing here calls it
+        self.people: People | None = None  # leaves what observers learn to `reports`: None while nobody observes
         self.cohorts = Cohorts(self.runtime, self, ends_worker.wake_at)
         undo.on_adopted, undo.on_late_loss = self._on_adopted, self._on_late_loss
         self.buckets: dict[float, Bucket] = {}
@@ -235,7 +236,8 @@ class Renewal:
                 self.end(grant)
                 self._remember_for_close(grant)
                 self._log(grant, dropped_text(grant, now))
-                report_lost(grant, DROPPED, now, self.reports.tell)
+                if (people := self.people) is not None:
+                    people.lost(grant, DROPPED, now)
 
     def _log(self, grant: Grant, text: str, error: Exception | None = None) -> None:
         """Let the worker of reports log this about a lease."""
@@ -247,7 +249,8 @@ class Renewal:
             return False
         grant.end_reason = grant.end_reason or Grant.RELEASED
         self.end(grant)
-        report_released(grant, self.runtime.now(), self.reports.tell)
+        if (people := self.people) is not None:
+            people.released(grant, self.runtime.now())
         return True
 
     def _give_back_orphan(self, grant: Grant) -> None:
@@ -284,14 +287,16 @@ class Renewal:
         self._notify(grant, lease)
         if not had_ended:  # after the holder has learned of it
             self._log(grant, str(grant.error(why)))
-            report_lost(grant, why, self.runtime.now(), self.reports.tell)
+            if (people := self.people) is not None:
+                people.lost(grant, why, self.runtime.now())
 
     def _on_late_loss(self, grant: Grant, lease: Any) -> None:
         """Report a loss that only the reply to the release tells, for which the end of the `with` did not wait."""
         grant.end_reason = ENDED_BEFORE_RELEASE
         self._notify(grant, lease)
         self._log(grant, str(grant.error(ENDED_BEFORE_RELEASE)))
-        report_lost(grant, ENDED_BEFORE_RELEASE, self.runtime.now(), self.reports.tell)
+        if (people := self.people) is not None:
+            people.lost(grant, ENDED_BEFORE_RELEASE, self.runtime.now())
 
     def _notify(self, grant: Grant, lease: Any) -> None:
         """Report the loss to the Lease, if there is one."""
@@ -389,7 +394,8 @@ class Renewal:
             grant.renewal_failing = True
             left = f"lost in {grant.deadline - now:.3g} s unless a renewal succeeds"
             self._log(grant, f"{grant.resource}: {what}. The lease (fence {grant.fence}) is in jeopardy, and {left}")
-            report_failed_renewal(grant, self.reports.tell)
+            if (people := self.people) is not None:
+                people.renewal_failed(grant)
 
     async def tick(self) -> None:
         """Renew the leases that are set aside, or ask whether they were revoked."""
@@ -473,8 +479,8 @@ class Renewal:
                 # Asked again at once if the channel was subscribed during this request: the lease was in no bucket.
                 missed = grant.last_answered_sent <= self._subscribed_at(grant) < FOREVER
                 self._schedule(grant, now if missed else _next_due(grant, renews=grant.renews))
-                if observer.observers and grant.renews:
-                    report_renewed(grant, slack, self.reports.tell)
+                if (people := self.people) is not None and grant.renews:
+                    people.renewed(grant, slack)
 
     def _on_failure(self, grant: Grant, cause: bytes) -> None:
         now = self.runtime.now()

@@ -15,17 +15,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from interlock._people import observer
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._people.observer import Observer
     from interlock._protocol.types import Runtime
 
 MAX_WAITING: Final = 10_000  # reports
@@ -55,11 +52,6 @@ class Reports:
             self.waiting.append(report)
             with contextlib.suppress(RuntimeError):  # no thread can be started now: the report waits for the next one
                 self.wake_at(self.runtime.now())
-
-    def tell(self, event: Callable[[Observer], object]) -> None:
-        """Let the worker tell the observers of this event soon."""
-        if observer.observers:
-            self.add(partial(observer.tell, event))
 
     async def tick(self) -> None:
         """Make the oldest report."""

@@ -1,89 +1,101 @@
-"""A core that reports what its callers do, to the observers of this process (`observer.py`)."""
+"""What the client reports while somebody observes, as calls of the observers: the `People` of `_client/people.py`.
+
+The callers of a core report at once, each in its own thread or task. The workers leave their reports to `Reports`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-from interlock._client.core import Core
-from interlock._client.error_texts import ENDED_BEFORE_RELEASE
-from interlock._client.grant import Grant
+from interlock._client.grant import Grant, Observation
 from interlock._people import observer
-from interlock._people.observer import report_acquired, report_begin, report_lost, report_not_acquired, report_released
+from interlock._people.observer import loss_of, outcome_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import AutoResetEvent
+    from interlock._client.reports import Reports
+    from interlock._people.observer import Observer
 
 
-class ObservedCore(Core):
-    """The class of each core while anybody observes. A core has no state that it would not have as a `Core`."""
+class Observed:
+    """Says each outcome of an attempt, and each end of its lease, once."""
 
-    async def acquire(self, attempt: Attempt) -> Any:
-        """See Core."""
-        if attempt.make_lease is None:  # at a latch or a barrier, where nobody holds anything
-            return await super().acquire(attempt)
-        report_begin(attempt, self.runtime.now())
-        lease = None
+    def __init__(self, tell: Callable[[Callable[[Observer], object]], None] = observer.tell) -> None:
+        self._tell = tell  # calls this with each observer
+
+    def begins(self, attempt: Attempt, now: float) -> None:
+        """See People."""
+        attempt.observation = Observation(now)
+        self._tell(lambda observer: observer.begins(attempt))
+
+    def acquired(self, grant: Grant, now: float) -> None:
+        """See People. Of several in one step, or if nobody observed before, the attempt begins with its request."""
+        attempt = grant.attempt
+        if attempt.observation is None:
+            self.begins(attempt, grant.since)
+        observation = attempt.observation
+        assert observation is not None
+        waited = now - observation.began
         try:
-            lease = await super().acquire(attempt)
-            report_acquired(lease._grant, self.runtime.now())
-        except BaseException as error:
-            if lease is not None:  # an interrupt: nobody will use the lease
-                self.release_in_background(lease._grant)
-            else:
-                report_not_acquired(attempt, error, self.runtime.now())
+            observation.held_since.append(now)
+            observation.has_outcome = True
+            self._tell(lambda observer: observer.acquired(grant, waited))
+            if observation.has_ended:  # before anybody knew of its hold
+                self._release(grant, now)
+        except BaseException:  # an interrupt: nobody will use the lease
+            self._release(grant, now)
             raise
-        return lease
 
-    def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
-        """See Core."""
-        lease = None
-        try:
-            lease = super().lease_from_grant(attempt, fence, sent)
-            # Else acquire() reports it: but not one of several in one step, or one that began before anybody observed.
-            if lease is not None and attempt.observation is None:
-                report_begin(attempt, sent)
-                report_acquired(lease._grant, self.runtime.now())
-        except BaseException:
-            if lease is not None:  # as above
-                self.release_in_background(lease._grant)
-            raise
-        return lease
+    def not_acquired(self, attempt: Attempt, error: BaseException, now: float) -> None:
+        """See People."""
+        observation = attempt.observation
+        if observation is not None and not observation.has_outcome:
+            observation.has_outcome = True
+            outcome, waited = outcome_of(error), now - observation.began
+            self._tell(lambda observer: observer.not_acquired(attempt, outcome, waited, error))
 
-    async def release(self, grant: Grant) -> bool:
-        """See Core."""
-        now = self.runtime.now()
-        try:
-            return await super().release(grant)
-        finally:
-            if grant.end_reason == Grant.RELEASED:
-                report_released(grant, now)
-
-    async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
-        was_ours = True
-        try:
-            was_ours = await super()._release_held(grant, now, waits=waits)
-        finally:
-            if was_ours:
-                report_released(grant, now)
-            elif grant.end_reason == Grant.RELEASED:  # else another thread has ended it, and reports that
-                report_lost(grant, ENDED_BEFORE_RELEASE, now)
-        return was_ours
-
-    def _passes_on(self, grant: Grant, now: float) -> bool:
-        has_passed = super()._passes_on(grant, now)
-        if has_passed:
-            report_released(grant, now)
-        return has_passed
-
-    def release_in_background(self, grant: Grant) -> AutoResetEvent:
-        """See Core."""
-        undone = super().release_in_background(grant)
+    def released(self, grant: Grant, now: float) -> None:
+        """See People."""
         if grant.end_reason == Grant.RELEASED:
-            report_released(grant, self.runtime.now())
-        return undone
+            self._release(grant, now)
+
+    def lost(self, grant: Grant, why: str, now: float) -> None:
+        """See People."""
+        held, loss = _end_hold(grant, now), loss_of(why)
+        self._tell(lambda observer: observer.lost(grant, loss, why, held))
+
+    def renewed(self, grant: Grant, slack: float) -> None:
+        """See People."""
+        self._tell(lambda observer: observer.renewed(grant, slack))
+
+    def renewal_failed(self, grant: Grant) -> None:
+        """See People."""
+        self._tell(lambda observer: observer.renewal_failed(grant))
+
+    def _release(self, grant: Grant, now: float) -> None:
+        held = _end_hold(grant, now)
+        if held is not None:
+            self._tell(lambda observer: observer.released(grant, held))
 
 
-def core_type() -> type[Core]:
-    """The class that cores have now."""
-    return ObservedCore if observer.observers else Core
+BY_CALLERS: Final = Observed()
+
+
+def by_workers(reports: Reports) -> Observed:
+    """What workers report: the worker of `reports` calls the observers."""
+    return Observed(lambda event: reports.add(partial(observer.tell, event)))
+
+
+def _end_hold(grant: Grant, now: float) -> float | None:
+    """How long the lease was held, if nobody has ended its hold before."""
+    observation = grant.attempt.observation
+    if observation is None:
+        return None
+    observation.has_ended = True  # first: acquired() stores the other one first
+    try:
+        return max(0.0, now - observation.held_since.pop())
+    except IndexError:
+        return None

@@ -1,8 +1,7 @@
 """What this process reports about its locks: to metrics, to traces, to the log. By default nobody observes.
 
-Theory. The hot path reports nothing and asks nothing. While somebody observes, the core of each session is an
-`ObservedCore`, which reports what its callers do (`observed.py`). The code off the hot path reports what happens there
-itself: a lost lease, a renewal, the end of a dropped lease.
+Theory. While somebody observes, the client of each session has an `Observed`, to which it reports (`observed.py`), and
+which calls the observers here. Else the client sees at each point that there is none, and reports nothing.
 
 Rules.
  1. An observer that raises breaks no lock: its first error is logged, and it is called again.
@@ -18,7 +17,6 @@ import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from interlock._client.grant import Observation
 from interlock._protocol.log import log
 from interlock._protocol.types import Stopped
 from interlock.errors import AcquireTimeout, Unavailable
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.grant import Attempt, Grant
-
-    Tell = Callable[[Callable[["Observer"], object]], None]
 
 
 class Outcome(StrEnum):
@@ -127,7 +123,7 @@ def reset_after_fork() -> None:
 
 
 def tell(event: Callable[[Observer], object]) -> None:
-    """Tell all observers of this event, now. Workers leave that to `Reports.tell`."""
+    """Tell all observers of this event, now."""
     for observer in observers:
         try:
             event(observer)
@@ -135,70 +131,6 @@ def tell(event: Callable[[Observer], object]) -> None:
             if observer not in _have_failed:
                 _have_failed.add(observer)
                 log.exception("interlock: the observer %r failed. Further errors of it are not logged", observer)
-
-
-# Reports
-
-
-def report_begin(attempt: Attempt, now: float) -> None:
-    """A caller began to acquire at this time."""
-    attempt.observation = Observation(now)
-    tell(lambda observer: observer.begins(attempt))
-
-
-def report_acquired(grant: Grant, now: float) -> None:
-    """The caller has its lease."""
-    observation = grant.attempt.observation
-    if observation is not None and not observation.held_since:
-        observation.held_since.append(now)
-        waited = now - observation.began
-        tell(lambda observer: observer.acquired(grant, waited))
-        if observation.has_ended:  # before anybody knew of its hold
-            report_released(grant, now)
-
-
-def report_not_acquired(attempt: Attempt, error: BaseException, now: float) -> None:
-    """The caller gets no lease, but this error."""
-    observation = attempt.observation
-    if observation is not None:
-        outcome, waited = outcome_of(error), now - observation.began
-        tell(lambda observer: observer.not_acquired(attempt, outcome, waited, error))
-
-
-def report_released(grant: Grant, now: float, tell: Tell = tell) -> None:
-    """The lease was given back, unless its end was reported before."""
-    held = _end_hold(grant, now)
-    if held is not None:
-        tell(lambda observer: observer.released(grant, held))
-
-
-def report_lost(grant: Grant, why: str, now: float, tell: Tell = tell) -> None:
-    """The lease was lost for this reason."""
-    if observers:
-        held, loss = _end_hold(grant, now), loss_of(why)
-        tell(lambda observer: observer.lost(grant, loss, why, held))
-
-
-def report_renewed(grant: Grant, slack: float, tell: Tell) -> None:
-    """A renewal succeeded, this many seconds before the lease would have ended."""
-    tell(lambda observer: observer.renewed(grant, slack))
-
-
-def report_failed_renewal(grant: Grant, tell: Tell) -> None:
-    """The lease is in jeopardy."""
-    tell(lambda observer: observer.renewal_failed(grant))
-
-
-def _end_hold(grant: Grant, now: float) -> float | None:
-    """How long the lease was held, if nobody has ended its hold before."""
-    observation = grant.attempt.observation
-    if observation is None:
-        return None
-    observation.has_ended = True  # first: report_acquired() stores the other one first
-    try:
-        return max(0.0, now - observation.held_since.pop())
-    except IndexError:
-        return None
 
 
 def outcome_of(error: BaseException) -> Outcome:

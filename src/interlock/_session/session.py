@@ -18,6 +18,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant, count_fork
 from interlock._client.renewal import Renewal
 from interlock._client.reports import Reports
@@ -26,8 +27,8 @@ from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
 from interlock._people import grant_log, observer
 from interlock._people.deadlock_search import DeadlockSearch
-from interlock._people.observed import core_type
-from interlock._people.observer import on_switch, report_released
+from interlock._people.observed import BY_CALLERS, by_workers
+from interlock._people.observer import on_switch
 from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
 from interlock._protocol.names import token_part
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Iterator
 
-    from interlock._client.core import Core
     from interlock._client.worker import PeriodicTask
     from interlock._protocol.types import Resource, Server
 
@@ -102,7 +102,7 @@ class Session:
         self.waiters.on_tick = self.registry.look
         self.renewal.ends.on_tick = self.registry.look if self.writes_registry else self.registry.look_for_cohorts
         grant_log.look()
-        self.core = core_type()(
+        self.core = Core(
             server,
             self.waiters,
             self.renewal,
@@ -119,6 +119,7 @@ class Session:
         self.registry.long_waits.deadlock = self.deadlocks.say
         self.core.all_renewals = self.registry.all_renewals = _all_renewals
         self.core.all_waits = _all_waits
+        self.report()
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
@@ -141,6 +142,12 @@ class Session:
             self.waiters.on_granted(token)
         elif verb == "revoked":
             self.renewal.revoked(token, free_text(rest.rstrip()))
+
+    def report(self) -> None:
+        """Report to the observers from now on, or no more if there are none."""
+        observes = bool(observer.observers)
+        self.core.people = BY_CALLERS if observes else None
+        self.renewal.people = by_workers(self.reports) if observes else None
 
     def start_workers(self) -> None:
         """Start each worker that has a task due, and could not start before or was cancelled with all tasks."""
@@ -166,7 +173,8 @@ class Session:
                 grant.mark_released()
             else:
                 grant.end_reason = Grant.RELEASED
-            report_released(grant, self.runtime.now(), self.reports.tell)
+            if (people := self.renewal.people) is not None:
+                people.released(grant, self.runtime.now())
         undone = self.undo.attempts()
         self.undo.left.clear()  # the second release is the one that counts: the reply to the first says nothing then
         dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
@@ -255,22 +263,16 @@ def _track(session: Session) -> None:
         atexit.unregister(_at_exit)
         atexit.register(_at_exit)
     _sessions.add(session)
-    _switch_core(session.core)  # an observer may have come or gone since the session made it
+    session.report()  # an observer may have come or gone since the session was made
 
 
-def _switch_cores() -> None:
-    """Let the cores of all sessions report, or report no more."""
+def _report() -> None:
+    """Let all sessions report, or report no more."""
     for session in snapshot(_sessions):
-        _switch_core(session.core)
+        session.report()
 
 
-def _switch_core(core: Core) -> None:
-    # Python keeps the attributes of an object elsewhere once its class was set, if only to the same one: 0.6 µs a pair.
-    if type(core) is not core_type():
-        core.__class__ = core_type()
-
-
-on_switch.append(_switch_cores)
+on_switch.append(_report)
 
 
 def waiting() -> Counter[Resource]:
