@@ -34,7 +34,6 @@ from interlock._client.cohorts import Cohorts
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE, OLD_PRIMARY_MAY_GRANT
 from interlock._client.grant import Grant
 from interlock._client.places import line_of
-from interlock._people import grant_log
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
@@ -528,7 +527,6 @@ class LeaseEnds:
         if oldest is not None and now > oldest.last_answered_sent + SUBSCRIBE_AFTER:
             renewal.server.ensure_subscribed(oldest.resource.keys[0])
         self.undo.adopt_from_finalizers()
-        grant_log.look()
         self.waiters.wake_resubscribed()
         renewal.report_drops()
         if now >= renewal.cohorts.next_look:

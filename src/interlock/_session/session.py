@@ -100,7 +100,7 @@ class Session:
             writes=self.writes_registry,
         )
         self.waiters.on_tick = self.registry.look
-        self.renewal.ends.on_tick = self.registry.look if self.writes_registry else self.registry.look_for_cohorts
+        self.renewal.ends.on_tick = self._look_at_held
         grant_log.look()
         self.core = Core(
             server,
@@ -120,6 +120,14 @@ class Session:
         self.core.all_renewals = self.registry.all_renewals = _all_renewals
         self.core.all_waits = _all_waits
         self.report()
+
+    def _look_at_held(self) -> None:
+        """Look what people want to know, and tell them what is held. Is called within a second while anything is."""
+        grant_log.look()
+        if self.writes_registry:
+            self.registry.look()
+        else:
+            self.registry.look_for_cohorts()
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
