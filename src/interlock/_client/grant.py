@@ -94,18 +94,6 @@ NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lea
 
 
 @dataclass(slots=True, eq=False)
-class Observation:
-    """What is kept about one attempt, and about its lease, while somebody observes: see observer.py."""
-
-    began: float
-    held_since: list[float] = field(default_factory=list[float])  # empty unless it is held: a pop is one step
-    has_outcome: bool = False  # the attempt: observers know whether it got its lease
-    has_ended: bool = False  # its lease
-    state: Any = None  # of the observer that traces
-    trace_id: str = ""  # of the trace in which the caller acquires, if somebody traces
-
-
-@dataclass(slots=True, eq=False)
 class Attempt:
     """One try to acquire a resource, from its first request until it is granted or undone: see Core.attempt."""
 
@@ -139,7 +127,7 @@ class Attempt:
     assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
     outer_loss: LeaseLost | None = None  # a lease was revoked in whose `with` the thread waits: it waits no more
-    observation: Observation | None = None  # while somebody observes
+    observation: Any = None  # what observers keep about it: nothing here reads it
 
     @property
     def ttl(self) -> float:
@@ -155,11 +143,6 @@ class Attempt:
     def handover_ttl_ms(self) -> str:
         """The handover ttl in the words of an acquire."""
         return self.options.handover_ttl_ms
-
-    @property
-    def trace_id(self) -> str:
-        """The id of the trace in which the caller acquires; "" if nobody traces."""
-        return self.observation.trace_id if self.observation is not None else ""
 
     @property
     def live_caller(self) -> Any:

@@ -1,9 +1,11 @@
 """What people learn of locks: who holds what and where, who waits for long, who revoked what, metrics and traces.
 
-The protocol decides nothing by what stands here.
+The protocol decides nothing by what stands here, and `_client` imports nothing of it: `_client/people.py` has the
+points at which it is plugged in.
 
 `registry` tells other processes what this one holds and waits for, and reads what they say; `answers` asks the server
-one question for many callers. `long_waits` logs waits that last, and `deadlock_search` finds cycles of waits. A
-`revocation` is noted in the audit. `observer` is what observers are called with, `observed` the core that calls them,
-and `grant_log` the observer that logs grants.
+one question for many callers. `timeouts` says more in the error of a caller whose time is over, `long_waits` logs waits
+that last, and `deadlock_search` finds cycles of waits. `revocation` revokes, with a note in the audit. `observed` turns
+what the client reports into calls of the observers, which `observer` defines; `observation` is what is kept about one
+attempt, and `grant_log` the observer that logs grants.
 """

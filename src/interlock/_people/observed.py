@@ -8,8 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from interlock._client.grant import Grant, Observation
+from interlock._client.grant import Grant
 from interlock._people import observer
+from interlock._people.observation import Observation, observation_of
 from interlock._people.observer import loss_of, outcome_of
 
 if TYPE_CHECKING:
@@ -28,16 +29,13 @@ class Observed:
 
     def begins(self, attempt: Attempt, now: float) -> None:
         """See People."""
-        attempt.observation = Observation(now)
-        self._tell(lambda observer: observer.begins(attempt))
+        self._begin(attempt, now)
 
     def acquired(self, grant: Grant, now: float) -> None:
         """See People. Of several in one step, or if nobody observed before, the attempt begins with its request."""
         attempt = grant.attempt
-        if attempt.observation is None:
-            self.begins(attempt, grant.since)
-        observation = attempt.observation
-        assert observation is not None
+        if (observation := observation_of(attempt)) is None:
+            observation = self._begin(attempt, grant.since)
         waited = now - observation.began
         try:
             observation.held_since.append(now)
@@ -51,7 +49,7 @@ class Observed:
 
     def not_acquired(self, attempt: Attempt, error: BaseException, now: float) -> None:
         """See People."""
-        observation = attempt.observation
+        observation = observation_of(attempt)
         if observation is not None and not observation.has_outcome:
             observation.has_outcome = True
             outcome, waited = outcome_of(error), now - observation.began
@@ -75,6 +73,11 @@ class Observed:
         """See People."""
         self._tell(lambda observer: observer.renewal_failed(grant))
 
+    def _begin(self, attempt: Attempt, now: float) -> Observation:
+        observation = attempt.observation = Observation(now)
+        self._tell(lambda observer: observer.begins(attempt))
+        return observation
+
     def _release(self, grant: Grant, now: float) -> None:
         held = _end_hold(grant, now)
         if held is not None:
@@ -91,7 +94,7 @@ def by_workers(reports: Reports) -> Observed:
 
 def _end_hold(grant: Grant, now: float) -> float | None:
     """How long the lease was held, if nobody has ended its hold before."""
-    observation = grant.attempt.observation
+    observation = observation_of(grant.attempt)
     if observation is None:
         return None
     observation.has_ended = True  # first: acquired() stores the other one first

@@ -22,6 +22,7 @@ from interlock._client.places import enters_with, line_of
 from interlock._client.self_wait import lasts, name_of_caller
 from interlock._people.answers import Answers
 from interlock._people.long_waits import LongWaits
+from interlock._people.observation import trace_id_of
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
 from interlock._protocol.timing import FOREVER, RETRY_FOR
@@ -226,7 +227,7 @@ class Registry:
             fence,
             self.place or line_of(attempt.place),
             max(0.0, age),
-            attempt.trace_id,
+            trace_id_of(attempt),
             _caller_number(attempt),
             permits,
             limit,

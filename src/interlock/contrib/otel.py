@@ -26,6 +26,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from interlock._people import observer
+from interlock._people.observation import observation_of
 from interlock._people.observer import Loss, Observer, Outcome, observe, stop_observing
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import now
@@ -140,7 +141,7 @@ class Telemetry(Observer):
 
     def begins(self, attempt: Attempt) -> None:
         """See Observer."""
-        observation = attempt.observation
+        observation = observation_of(attempt)
         assert observation is not None
         late = now() - observation.began
         span = observation.state = self._start(
@@ -154,7 +155,7 @@ class Telemetry(Observer):
         """See Observer."""
         attempt = grant.attempt
         self._count(attempt, Outcome.ACQUIRED, waited)
-        observation = attempt.observation
+        observation = observation_of(attempt)
         if observation is None or (wait := observation.state) is None:
             return
         wait.set_attribute("interlock.fence", grant.fence)
@@ -206,7 +207,7 @@ class Telemetry(Observer):
 
     def renewal_failed(self, grant: Grant) -> None:
         """See Observer."""
-        observation = grant.attempt.observation
+        observation = observation_of(grant.attempt)
         if observation is not None and observation.state is not None:
             observation.state.add_event("renewal failed")
 
@@ -230,7 +231,7 @@ class Telemetry(Observer):
 
 def _take_span(attempt: Attempt) -> Span | None:
     """The span of this attempt, which its caller ends."""
-    observation = attempt.observation
+    observation = observation_of(attempt)
     if observation is None:
         return None
     span: Span | None = observation.state
