@@ -162,3 +162,42 @@ def test_the_graph_sees_every_kind_of_import(tmp_path):
 def test_cycles_are_found():
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": {"e"}, "e": {"d", "a"}}) == [{"a", "b", "c", "d", "e"}]
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}) == [{"b", "c"}]
+
+
+def client_texts() -> dict[str, ast.Module]:
+    return {path.name: ast.parse(path.read_text()) for path in (SOURCE / "_client").glob("*.py")}
+
+
+def test_the_client_gets_nothing_back_from_people():
+    """Each call at a point of `_client/people.py` is a statement of its own: no decision can depend on it."""
+    called = set()
+    for name, tree in client_texts().items():
+        statements = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
+        alone = {id(each.value if isinstance(each, ast.Await) else each) for each in statements}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and (point := point_of(node.func)) is not None:
+                assert id(node) in alone, f"{name}:{node.lineno} uses what {ast.unparse(node.func)} returns"
+                called.add(point)
+    declared = next(
+        node for node in client_texts()["people.py"].body if isinstance(node, ast.ClassDef) and node.name == "People"
+    )
+    points = {node.name for node in declared.body if isinstance(node, ast.FunctionDef)}
+    assert called == points | {"say_more"}
+
+
+def point_of(function: ast.expr) -> str | None:
+    """The point of `people.released` or `self.say_more`."""
+    if not isinstance(function, ast.Attribute):
+        return None
+    is_point = function.attr == "say_more" or ast.unparse(function.value).rpartition(".")[2] == "people"
+    return function.attr if is_point else None
+
+
+def test_the_client_looks_at_nothing_that_observers_keep():
+    found = [
+        f"{name}:{node.lineno}"
+        for name, tree in client_texts().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "observation"
+    ]
+    assert not found
