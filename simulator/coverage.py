@@ -112,8 +112,8 @@ class Coverage:
         is_busy = False
         for state, is_true in (
             ("renewing", grant.token in session.renewal.set_aside),
-            ("in jeopardy", grant.renewal_failing),
-            ("used by a request", grant.unanswered > 0),
+            ("in jeopardy", grant.hold.renewal_failing),
+            ("used by a request", grant.hold.unanswered > 0),
         ):
             if is_true:
                 is_busy = True

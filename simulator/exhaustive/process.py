@@ -245,16 +245,16 @@ class Process:
         cohorts, find = self.session.core.cohorts, self.session.renewal.find
         pass_on = cohorts.pass_on
 
-        def judged(section: Grant, now: float) -> bool:
-            unanswered, has_passed = section.unanswered, pass_on(section, now)
+        def judged(grant: Grant, now: float) -> bool:
+            unanswered, has_passed = grant.hold.unanswered, pass_on(grant, now)
             if not has_passed:
                 return False
             following = cohorts.by_key[RESOURCE.keys[0]].section
-            if section.deadline <= now:
+            if grant.hold.deadline <= now:
                 self.broken = "a lease passed on after its deadline"
             elif unanswered:
                 self.broken = "a lease passed on while a request about it was unanswered"
-            elif find(section.token) is not following:
+            elif find(grant.token) is not following:
                 self.broken = "a lease that passed on is not in the book of renewals"
             return True
 
@@ -267,7 +267,7 @@ class Process:
         for thread, lease in self.leases.items():
             grant = lease._grant
             alive = grant.reason_ended(tasks.now) is None
-            if alive and grant.renews and renewal.find(grant.token) is not grant:
+            if alive and grant.hold.renews and renewal.find(grant.token) is not grant:
                 self.broken = f"{thread} relies on a lease that is not in the book of renewals"
 
     # What it looks like
@@ -296,7 +296,7 @@ class Process:
             return None
         while until < HORIZON and grant.reason_ended(until + 1) is None:
             until += 1
-        return Belief(thread, grant.token.encode(), grant.fence, until, (grant.deadline - START) * 1000)
+        return Belief(thread, grant.token.encode(), grant.fence, until, (grant.hold.deadline - START) * 1000)
 
     def fingerprint(self) -> bytes:
         """Return a hash of all that the process knows."""

@@ -126,11 +126,13 @@ class Attempts:
 
     def is_in_cohort(self, token: str, process: Process) -> bool:
         """Whether a caller of this process has this token in its cohort: it asks the server, or is in its section."""
-        return any(
-            each is not None and each.token == token and not each.abandoned
-            for cohort in self.sessions[process].core.cohorts.by_key.values()
-            for each in (cohort.driver, cohort.section.attempt if cohort.section is not None else None)
-        )
+        for cohort in self.sessions[process].core.cohorts.by_key.values():
+            driver, section = cohort.driver, cohort.section
+            if driver is not None and driver.token == token and not driver.abandoned:
+                return True
+            if section is not None and section.token == token and not section.attempt.abandoned:
+                return True
+        return False
 
     def sweep(self) -> None:
         """Rule 4: whoever waits in a cohort has somebody before it. A lease that was dropped ends within a second."""

@@ -82,7 +82,7 @@ class Beliefs:
 
     def check_ensured(self, process: Process, grant: Grant) -> None:
         """Check rule 9 for a lease whose `ensure()` has just passed."""
-        if process.clock() >= grant.deadline:
+        if process.clock() >= grant.hold.deadline:
             self.trace.violated(9, f"ensure() has passed for {grant.token}, whose deadline is over")
 
     def after_step(self, process: Process) -> None:
@@ -93,19 +93,19 @@ class Beliefs:
         now, session = process.clock(), self.attempts.sessions[process]
         for belief in list(mine):
             held, grant = belief.held, belief.held.grant
-            if now >= grant.deadline:
+            if now >= grant.hold.deadline:
                 self.record.meets("deadline passes", process)
                 if held.certain():
                     self.trace.violated(9, f"ensure() passes for {grant.token}, whose deadline is over")
-                    grant.lose("the simulator has reported the violation")
+                    grant.end("the simulator has reported the violation")
                 mine.remove(belief)
             elif grant.end_reason is not None:
                 mine.remove(belief)
                 self._check_loss(held.attempt, grant, process)
             elif not session.core.closed:
-                if grant.deadline != belief.deadline:
-                    belief.deadline = grant.deadline
-                    self._check_deadline(held.attempt, grant, process.when(grant.deadline))
+                if grant.hold.deadline != belief.deadline:
+                    belief.deadline = grant.hold.deadline
+                    self._check_deadline(held.attempt, grant, process.when(grant.hold.deadline))
                 self._check_watched(process, grant)
 
     def _check_deadline(self, attempt: Attempt, grant: Grant, until: float) -> None:
@@ -134,7 +134,7 @@ class Beliefs:
     def _check_not_early(self, grant: Grant, until: float, ends_at: float) -> None:
         """Check the second half of rule 9."""
         earliest = ends_at - margin(ends_at - self.trace.world.now) - 2 * WAKE_TIME
-        if until < earliest and grant.deadline < grant.max_hold_until and not self._is_asked(grant):
+        if until < earliest and grant.hold.deadline < grant.hold.max_hold_until and not self._is_asked(grant):
             self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends_at:.6f}")
 
     @staticmethod
@@ -161,8 +161,8 @@ class Beliefs:
         """Check rule 8: a client that knows of a revocation heeds it, and watches each of its leases."""
         if self.has_heard_of_revocation(process, grant.token.encode()):
             self.trace.violated(8, f"ensure() passes for {grant.token}, and a push has told of its revocation")
-            grant.lose("the simulator has reported the violation")
+            grant.end("the simulator has reported the violation")
         renewal = self.attempts.sessions[process].renewal
-        if renewal._bucket_of(grant) is None and renewal.set_aside.get(grant.token) is not grant:
+        if renewal._bucket_of(grant.hold) is None and renewal.set_aside.get(grant.token) is not grant.hold:
             self.trace.violated(8, f"nobody watches {grant.token} any more, which is held")
-            grant.lose("the simulator has reported the violation")
+            grant.end("the simulator has reported the violation")

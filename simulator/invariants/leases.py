@@ -73,7 +73,7 @@ class Leases:
         self.held[attempt.resource.key].append(held)
         self.note_belief(held)
         self._close_look |= len(self.held[attempt.resource.key]) > 1
-        until = process.when(grant.deadline)
+        until = process.when(grant.hold.deadline)
         self.trace.note("%s holds %s fence %d until %.6f", process.name, grant.token, grant.fence, until)
         self.on_lease(attempt.resource, grant)
         if self.trusted and attempt.resource.is_exclusive(token) and not attempt.exempt:
@@ -121,7 +121,7 @@ class Leases:
                 certain = [held for held in holds if held.certain() and not held.attempt.exempt]
                 if why := self._exclusion_error(certain):
                     self.trace.violated(1, f"{certain[0].attempt.resource.key!r} is {why}")
-                    certain[0].grant.lose("the simulator has reported the violation")
+                    certain[0].grant.end("the simulator has reported the violation")
             self._drop_ended(holds)
             self._close_look |= (
                 any(held.seen_ended_at is not None for held in holds) or self._exclusion_error(holds) is not None

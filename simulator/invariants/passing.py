@@ -74,9 +74,9 @@ class Passing:
         """Check that the lease of a section may have passed to the next one just now."""
         token, now = before.token.encode(), process.clock()
         for is_wrong, why in (
-            (now >= before.deadline, "though its deadline is over"),
-            (before.deadline - now < before.attempt.ttl / 2 - ROUNDING, "with less than half of its ttl left"),
-            (before.renewal_failing, "though its last renewal has failed"),
+            (now >= before.hold.deadline, "though its deadline is over"),
+            (before.hold.deadline - now < before.attempt.ttl / 2 - ROUNDING, "with less than half of its ttl left"),
+            (before.hold.renewal_failing, "though its last renewal has failed"),
             (self.attempts.unanswered[token] > 0, "while a request of its user has no reply"),
             (self._is_renewed_now(process, before), "while a renewal of it is due or under way"),
             (self.beliefs.has_heard_of_revocation(process, token), "though it was revoked"),

@@ -191,7 +191,7 @@ async def test_what_only_the_server_has_lost_does_not_pass_on(mode, clean):
 async def test_a_command_without_a_reply_keeps_the_lease_from_passing_on(mode):
     locks = mode.interlock()
     lease, waiting = await held_with_one_waiting(locks)
-    lease._grant.unanswered += 1  # as execute() leaves it if the connection breaks
+    lease._grant.hold.unanswered += 1  # as execute() leaves it if the connection breaks
     await lease.release()
     following = await waiting
     assert following.token != lease.token

@@ -341,8 +341,8 @@ async def test_a_waiter_that_sends_no_heartbeat_is_skipped(mode, clean):
 @rule(6)
 async def test_a_lease_is_renewed_as_long_as_it_is_held(mode):
     lease = await mode.interlock().lock("a", ttl=2.4).acquire()
-    deadline = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > deadline + 1.5)  # twice
+    deadline = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > deadline + 1.5)  # twice
     lease.ensure()
     assert lease.state is LeaseState.HELD
     assert await lease.release()
@@ -354,8 +354,8 @@ async def test_many_leases_are_renewed_in_one_call(mode, clean):
     locks = mode.interlock()
     leases = await asyncio.gather(*(locks.lock(f"many:{i}", ttl=6).acquire() for i in range(200)))
     before = clean.info("commandstats")["cmdstat_evalsha"]["calls"]
-    first = [lease._grant.deadline for lease in leases]
-    await until(lambda: all(lease._grant.deadline > was for lease, was in zip(leases, first, strict=True)))
+    first = [lease._grant.hold.deadline for lease in leases]
+    await until(lambda: all(lease._grant.hold.deadline > was for lease, was in zip(leases, first, strict=True)))
     assert clean.info("commandstats")["cmdstat_evalsha"]["calls"] - before <= 20
     await asyncio.gather(*(lease.release() for lease in leases))
 

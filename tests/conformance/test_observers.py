@@ -286,9 +286,9 @@ async def test_a_with_whose_lease_was_gone_has_lost_it_with_and_without_confirma
 async def test_the_hold_of_a_lease_that_was_lost_before_its_report_ends(mode, clean, recorder, monkeypatch):
     """The process was stopped behind the grant, say, and the worker of ends was the first to go on."""
 
-    def loses(renewal, grant, add=Renewal.add):
-        add(renewal, grant)
-        renewal.lose(grant, "its ttl passed")
+    def loses(renewal, hold, add=Renewal.add):
+        add(renewal, hold)
+        renewal.lose(hold.grant, "its ttl passed")
 
     monkeypatch.setattr(Renewal, "add", loses)
     await mode.keep(mode.interlock().lock("a").acquire())
@@ -357,14 +357,14 @@ async def test_a_renewal_that_has_just_become_due_is_not_late(mode, clean, recor
     lease = await locks.lock("a").acquire()
     renewal = mode.session(locks).renewal
     (grant,) = renewal.held()
-    grant.last_answered_sent -= 16  # half of the ttl is over
+    grant.hold.last_answered_sent -= 16  # half of the ttl is over
     renewal.renewal_worker.wake_at = lambda _: None
     try:
-        renewal._set_aside(grant)
+        renewal._set_aside(grant.hold)
         now = renewal.runtime.now()
         assert now + 4 < renewal.report_ends() < now + 6
         assert recorder.take() == ["a begins", "a acquired"]
-        renewal._late_at[grant] = now
+        renewal._late_at[grant.hold] = now
         renewal.report_ends()
     finally:
         del renewal.renewal_worker.wake_at

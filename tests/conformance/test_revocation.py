@@ -76,7 +76,9 @@ async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_rec
     leases = [await mode.keep(acquired(make(locks))) for make in (LOCKS["lock"], LOCKS["fixed lock"])]
     session = mode.session(locks)
     await until(
-        lambda: all(session.renewal._subscribed_at(lease._grant) < lease._grant.last_answered_sent for lease in leases)
+        lambda: all(
+            session.renewal._subscribed_at(lease._grant.hold) < lease._grant.hold.last_answered_sent for lease in leases
+        )
     )
     lost = []
     session.pushed = lost.append
@@ -117,7 +119,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
     await until(lambda: held_up or session.renewal.set_aside)
     # The other lease is in a bucket, so the renewal looks at new subscriptions.
     await mode.keep(locks.lock("other").acquire())
-    await until(lambda: session.renewal._subscribed_at(fixed._grant) < fixed._grant.last_answered_sent)
+    await until(lambda: session.renewal._subscribed_at(fixed._grant.hold) < fixed._grant.hold.last_answered_sent)
     del session.server.call_many
 
 
@@ -170,9 +172,9 @@ async def test_a_short_section_sends_neither_a_question_nor_a_subscription(mode,
 async def test_a_question_about_a_lease_with_renew_false_does_not_lengthen_it(mode, clean):
     lease = await mode.interlock().lock("a", ttl=6, renew=False).acquire()
     grant = lease._grant
-    overdue, deadline = grant.jeopardy_after, grant.deadline
-    await until(lambda: grant.jeopardy_after > overdue)  # it was asked about
-    assert grant.deadline == deadline
+    overdue, deadline = grant.hold.jeopardy_after, grant.hold.deadline
+    await until(lambda: grant.hold.jeopardy_after > overdue)  # it was asked about
+    assert grant.hold.deadline == deadline
     assert lease.state == "held"
     assert clean.pttl("lock:a") < 5700
     await lease.release()

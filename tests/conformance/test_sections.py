@@ -204,9 +204,9 @@ async def test_without_a_with_permits_that_cannot_be_told_apart_raise_an_error_w
 async def test_without_a_with_a_lease_is_renewed_as_long_as_some_code_can_leave_it(server, clean):
     with interlock.Interlock(server.url) as locks:
         lock = locks.lock("a", ttl=3)
-        deadline = lock.__enter__()._grant.deadline
+        deadline = lock.__enter__()._grant.hold.deadline
         # Nothing but the lock has the lease.
-        await until(lambda: locks._session.renewal.held()[0].deadline > deadline + 1)
+        await until(lambda: locks._session.renewal.held()[0].hold.deadline > deadline + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del lock

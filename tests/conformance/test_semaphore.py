@@ -104,8 +104,8 @@ async def test_a_lease_that_is_not_renewed_gives_its_permits_back(mode):
     await until(dead.lost.is_set)
     await until(lambda: told)
     assert not await dead.release()
-    renewed = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > renewed)
+    renewed = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > renewed)
     lease.ensure()
     assert (await alive.inspect()).used == 1
     assert await lease.release()

@@ -14,7 +14,9 @@ import pytest
 import interlock
 from harness.modes import wait_until
 from interlock import Deadlock, LeaseLost
+from interlock._client import cohorts
 from interlock._client import core as core_module
+from interlock._client.grant import Grant
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -210,21 +212,40 @@ def test_what_one_section_extended_does_not_pass_on(world, clean):
 
 
 @rule(2, 8)
-def test_an_interrupt_before_the_lease_has_passed_leaves_the_former_section_in_the_renewal(world, monkeypatch):
+def test_an_interrupt_before_the_lease_has_passed_leaves_the_former_section_its_lease(world, monkeypatch):
     lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
     call = world.comes()
-    replace = renewal.replace
 
-    def interrupted(grant, following):
-        replace(grant, following)
-        if following is not grant:
-            monkeypatch.setattr(renewal, "replace", replace)
-            raise KeyboardInterrupt
+    def interrupted(*_):
+        monkeypatch.setattr(cohorts, "Grant", Grant)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(renewal, "replace", interrupted)
+    monkeypatch.setattr(cohorts, "Grant", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lease.release()
     following = call.result(10)
     assert following.token != lease.token
+    assert renewal.held() == [following._grant]
+    assert following.release()
+
+
+@rule(2, 8)
+def test_an_interrupt_after_the_lease_has_passed_leaves_the_later_section_its_lease(world, monkeypatch):
+    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+    call = world.comes()
+    mark = Grant.mark_released
+
+    def interrupted(grant):
+        monkeypatch.setattr(Grant, "mark_released", mark)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Grant, "mark_released", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lease.release()
+    assert lease.state == "released"
+    world.core.cohorts.look()  # the wake-up was lost with the interrupt
+    following = call.result(10)
+    assert following.token == lease.token
+    assert following.fence > lease.fence
     assert renewal.held() == [following._grant]
     assert following.release()

@@ -41,8 +41,8 @@ async def test_idle_connections_that_died_together_cost_no_lease(mode, clean):
     await asyncio.gather(*(lease.release() for lease in many))
     lease = await locks.lock("a", ttl=3).acquire()
     clean.client_kill_filter(_type="normal", skipme=True)
-    overdue = lease._grant.jeopardy_after
-    await until(lambda: lease._grant.jeopardy_after > overdue)  # it was renewed
+    overdue = lease._grant.hold.jeopardy_after
+    await until(lambda: lease._grant.hold.jeopardy_after > overdue)  # it was renewed
     lease.ensure()
     assert await lease.release()
 
@@ -55,8 +55,8 @@ async def test_connections_that_a_firewall_forgot_cost_no_lease(mode, clean, pro
     lease = await locks.lock("a", ttl=3.9).acquire()
     await asyncio.gather(*(each.release() for each in many))  # now ten connections are idle
     proxy.freeze()
-    deadline = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > deadline or lease.lost.is_set())
+    deadline = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > deadline or lease.lost.is_set())
     lease.ensure()
     again = await asyncio.wait_for(locks.lock("b").acquire(), 30)
     assert await again.release()
@@ -258,8 +258,8 @@ def test_a_lease_is_renewed_although_threads_have_all_connections(server, clean)
         taken = [run(pool.checkout(FOREVER)) for _ in range(2)]
         with pytest.raises(Unavailable, match="all 2 connections are in use"):
             locks.lock("a").try_acquire()
-        before = lease._grant.deadline
-        wait_until(lambda: lease._grant.deadline > before)
+        before = lease._grant.hold.deadline
+        wait_until(lambda: lease._grant.hold.deadline > before)
         for connection in taken:
             connection.checkin()
         assert lease.release()
@@ -320,11 +320,11 @@ def test_the_next_connection_that_a_thread_gives_back_renews_if_the_server_takes
         for _ in range(3):
             connection = run(pool.checkout(FOREVER))  # the only one
             client.config_set("maxclients", client.info("clients")["connected_clients"])
-            before = lease._grant.deadline
+            before = lease._grant.hold.deadline
             wait_until(lambda: (not pool.idle and pool.turns) or lease.lost.is_set())
             connection.checkin()
             assert pool.take() is None, "a thread at work that gives it back must not be faster than the renewal"
-            wait_until(lambda: lease._grant.deadline > before)
+            wait_until(lambda: lease._grant.hold.deadline > before)
             wait_until(lambda: pool.idle)
         assert client.info("stats")["rejected_connections"]
         assert pool._open_number == 1
@@ -352,8 +352,8 @@ def test_threads_at_work_on_a_server_that_takes_no_more_connections_cost_no_leas
         working = [threads.submit(work, f"busy{i}") for i in range(number)]
         try:
             for _ in range(3):
-                before = lease._grant.deadline
-                wait_until(lambda: lease._grant.deadline > before or lease.lost.is_set())
+                before = lease._grant.hold.deadline
+                wait_until(lambda: lease._grant.hold.deadline > before or lease.lost.is_set())
                 lease.ensure()
         finally:
             done.set()

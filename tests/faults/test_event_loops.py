@@ -32,8 +32,8 @@ async def test_leases_are_renewed_after_a_program_cancelled_all_tasks_of_the_loo
             task.cancel()
         await asyncio.sleep(0)
         second = await locks.lock("b", ttl=3).acquire()
-        deadlines = [lease._grant.deadline for lease in (first, second)]
-        await until(lambda: all(x._grant.deadline > y for x, y in zip((first, second), deadlines, strict=True)))
+        deadlines = [lease._grant.hold.deadline for lease in (first, second)]
+        await until(lambda: all(x._grant.hold.deadline > y for x, y in zip((first, second), deadlines, strict=True)))
         waiting = asyncio.ensure_future(locks.lock("b").acquire())
         await until(lambda: queued(locks, 1, "b"))
         waiting.cancel()

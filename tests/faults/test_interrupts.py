@@ -673,8 +673,8 @@ async def test_an_interrupt_while_a_background_thread_starts_leaves_exactly_one(
             await until(lambda: port.pool.subscribed)
         with locks.lock("b", ttl=SHORT) as lease:
             await until(lambda: len(running()) == 1)
-            before = lease._grant.deadline
-            await until(lambda: lease._grant.deadline > before)
+            before = lease._grant.hold.deadline
+            await until(lambda: lease._grant.hold.deadline > before)
         assert len(running()) == 1
         await until(lambda: not held(clean))
 

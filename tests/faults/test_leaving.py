@@ -297,7 +297,7 @@ async def test_a_lease_whose_renewal_fails_waits_for_the_reply(mode, clean):
     locks = mode.interlock(confirm=False)
     with pytest.raises(LeaseLost):
         async with locks.lock("a") as lease:
-            real(lease)._grant.renewal_failing = True
+            real(lease)._grant.hold.renewal_failing = True
             clean.delete("lock:a")
 
 

@@ -241,8 +241,8 @@ async def test_scripts_are_sent_again_when_the_server_forgot_them(mode, clean):
     clean.script_flush()
     lease = await locks.lock("a", ttl=3).acquire()
     clean.script_flush()
-    deadline = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > deadline)
+    deadline = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > deadline)
     lease.ensure()
     assert await lease.release()
 

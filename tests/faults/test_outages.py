@@ -373,9 +373,9 @@ async def test_client_pause_delays_messages_and_loses_no_lease(mode, node, clien
     lease = await locks.lock("a", ttl=4).acquire()
     waiting = asyncio.ensure_future(mode.interlock(node.url).lock("a").acquire(timeout=30))
     await until(lambda: queued(locks, 1))
-    deadline = lease._grant.deadline
+    deadline = lease._grant.hold.deadline
     client.client_pause(1500)
-    await until(lambda: lease._grant.deadline > deadline)  # a renewal waited, and got through
+    await until(lambda: lease._grant.hold.deadline > deadline)  # a renewal waited, and got through
     lease.ensure()
     assert await lease.release()
     assert await (await waiting).release()
@@ -416,8 +416,8 @@ async def test_after_the_servers_clock_is_set_leases_may_end_early_and_fences_gr
     await until(lambda: queued(locks, 3))
     await shift(shifting, seconds)
     if seconds < 0:
-        deadline = lease._grant.deadline
-        await until(lambda: lease._grant.deadline > deadline)
+        deadline = lease._grant.hold.deadline
+        await until(lambda: lease._grant.hold.deadline > deadline)
         lease.ensure()
         assert await lease.release()
     fences = [lease.fence]

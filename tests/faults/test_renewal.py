@@ -95,8 +95,8 @@ async def test_a_worker_that_could_not_start_starts_the_next_time(mode, clean):
     with patched(runtime, spawn=failing), pytest.raises(RuntimeError):
         await locks.lock("a", ttl=3).acquire()
     lease = await locks.lock("b", ttl=3).acquire()
-    deadline = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > deadline)
+    deadline = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > deadline)
     lease.ensure()
     await lease.release()
     await until(lambda: not clean.exists("lock:a"))

@@ -345,7 +345,7 @@ async def test_the_end_of_a_lease_is_reported_in_time_while_the_server_is_silent
     async def told() -> bool:
         for i, event in enumerate(lost):
             if event.is_set():
-                seen.setdefault(i, now() - leases[i]._grant.deadline)
+                seen.setdefault(i, now() - leases[i]._grant.hold.deadline)
         await asyncio.sleep(0.01)
         return len(seen) == len(leases)
 

@@ -83,8 +83,8 @@ def test_the_report_of_one_loss_delays_no_other_holder_and_no_renewal(server, cl
         lost = [first, gone, expired, revoked]
         wait_until(lambda: all(lease.lost.is_set() for lease in lost))
         for _ in range(2):
-            deadline = kept._grant.deadline
-            wait_until(lambda: kept._grant.deadline > deadline)
+            deadline = kept._grant.hold.deadline
+            wait_until(lambda: kept._grant.hold.deadline > deadline)
         wait_until(lambda: len(told) == len(lost))
         assert not code.told
         code.may_go_on.set()
@@ -110,7 +110,7 @@ async def test_all_that_ended_together_know_it_before_a_user_hears_of_one(mode, 
     try:
         clean.flushall()
         for lease in leases:  # so that one reply is about all of them
-            renewal._set_aside(lease._grant)
+            renewal._set_aside(lease._grant.hold)
         renewal.renewal_worker.wake_at(renewal.runtime.now())
         await until(lambda: len(heard) == len(leases))
     finally:

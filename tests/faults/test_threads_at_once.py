@@ -76,7 +76,7 @@ def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
         at_once(lambda: [lease.execute("PING", keys=[]) for _ in range(20)])
         count = lease._core._count_unanswered
         at_once(lambda: [count(lease._grant, by) for by in (1, -1) * 500])
-        assert lease._grant.unanswered == 0
+        assert lease._grant.hold.unanswered == 0
 
 
 @rule(8)
@@ -107,8 +107,8 @@ def test_extend_tolerates_the_worker_that_takes_its_bucket(server, clean):
 
     with interlock.Interlock(server.url) as locks:
         lease, renewal = locks.lock("a", renew=False).acquire(), locks._session.renewal
-        renewal.buckets, before = Raced(renewal.buckets), lease._grant.due
-        wait_until(lambda: lease.extend(30) or lease._grant.due != before)
+        renewal.buckets, before = Raced(renewal.buckets), lease._grant.hold.due
+        wait_until(lambda: lease.extend(30) or lease._grant.hold.due != before)
         assert lease.release()
 
 

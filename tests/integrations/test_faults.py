@@ -255,7 +255,7 @@ async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
     lock = mode.interlock().lock("a")
     async with lock as lease:
         renewal, grant = real(lease)._core.renewal, real(lease)._grant
-        deadline, left = grant.deadline, (await lock.inspect()).remaining
+        deadline, left = grant.hold.deadline, (await lock.inspect()).remaining
         with pause_renewal(real(lease)):
             assert lease.state is LeaseState.JEOPARDY
             lease.ensure()
@@ -263,13 +263,13 @@ async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
             renewal._renew_now(grant)
             await until(lambda: not renewal.set_aside)
             assert lease.state is LeaseState.JEOPARDY
-            assert grant.deadline == deadline
+            assert grant.hold.deadline == deadline
             assert (await lock.inspect()).remaining < left, "the server knows of no renewal, either"
         assert lease.state is LeaseState.HELD
-        renewed = grant.deadline
+        renewed = grant.hold.deadline
         assert renewed > deadline
         renewal._renew_now(grant)
-        await until(lambda: grant.deadline > renewed)
+        await until(lambda: grant.hold.deadline > renewed)
 
 
 async def test_without_renewals_a_lease_is_lost_at_its_deadline(mode):

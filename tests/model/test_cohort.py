@@ -16,7 +16,7 @@ from interlock._client import cohort as cohort_module
 from interlock._client import cohorts as cohorts_module
 from interlock._client.cohort import BUDGET, WORD_COUNTS_FOR
 from interlock._client.cohorts import Cohorts
-from interlock._client.grant import AcquireOptions, Attempt, Grant
+from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold
 from interlock.primitives.lock import lock_resource
 
 rule = pytest.mark.rule
@@ -101,9 +101,6 @@ class Play:
         if turn is True:
             self._first(i)
             self.turns[i] = "asks"
-            if attempt.was_granted:  # as Core._take_new_token() does
-                self.tokens += 1
-                attempt.token, attempt.was_granted = f"token {self.tokens}", False
         elif turn is not False:
             self._first(i)
             self._begin(i, turn)
@@ -125,9 +122,6 @@ class Play:
         self.cohorts.drive_instead(section)
         self.sections.pop(i, None)
         assert self.cohorts.turn(self.attempts[i]) is True
-        self.attempts[i].was_granted = False
-        self.tokens += 1
-        self.attempts[i].token = f"token {self.tokens}"
         self.turns[i] = "asks"
 
     def _inside(self, i, section):
@@ -141,15 +135,15 @@ class Play:
         attempt = self.attempts[i]
         assert self.cohort.driver is attempt
         self.fence += 1
-        section = Grant(attempt, attempt.token, self.fence, self.now, self.now + 29.0)
-        self.cohort.begin(section)
+        section = held(attempt, self.fence, self.now)
+        self.cohort.begin(section.hold)
         self.passes_since_others = None
         self._inside(i, section)
 
     def reserved(self, i, others_wait):
         section = self.sections[i]
         first, self.fence = self.fence + 1, self.fence + RESERVED
-        section.extend_deadline(self.now, 30.0, 0.0)
+        section.hold.extend_deadline(self.now, 30.0, 0.0)
         self.cohorts.reserved(section, first, sent=self.now, others_wait=others_wait)
         self.passes_since_others = (0, self.now) if others_wait else None
         self.word_at = self.now
@@ -160,15 +154,15 @@ class Play:
 
     def asks_for_more(self, i):
         """An `execute` that gets no reply."""
-        self.sections[i].unanswered += 1
+        self.sections[i].hold.unanswered += 1
 
     def leaves(self, i):
         section = self.sections.pop(i)
         self.turns[i] = "out"
-        may = section.unanswered == 0
+        may = section.hold.unanswered == 0
         if self.cohorts.pass_on(section, self.now):
             assert may, "it passed with an execute unanswered"
-            assert section.deadline - self.now >= OPTIONS.ttl / 2 - 1, "it passed late in its ttl"
+            assert section.hold.deadline - self.now >= OPTIONS.ttl / 2 - 1, "it passed late in its ttl"
             asks = self.cohort.section.fence == 0
             assert asks or self.now - self.word_at <= WORD_COUNTS_FOR, "it passed, and the server's word is old"
             self._check_budget()
@@ -176,7 +170,7 @@ class Play:
             assert self.cohort.section.token == section.token
         else:
             section.mark_released()
-            self.cohorts.end(section)
+            self.cohorts.end(section.hold)
 
     def _check_budget(self):
         if self.passes_since_others is not None:
@@ -198,8 +192,8 @@ class Play:
 
     def loses(self, i):
         section = self.sections.pop(i)
-        section.lose("its ttl passed")
-        self.cohorts.end(section)
+        section.end("its ttl passed")
+        self.cohorts.end(section.hold)
         self.turns[i] = "out"
 
     def gives_up(self, i):
@@ -244,18 +238,22 @@ class Play:
         index = {id(attempt): i for i, attempt in self.attempts.items()}
         inner = cohort and (
             cohort.driver and index[id(cohort.driver)],
-            cohort.section and (index[id(cohort.section.attempt)], cohort.section.unanswered > 0),
+            cohort.section and (index[id(cohort.section.attempt)], cohort.section.hold.unanswered > 0),
             tuple(index[id(attempt)] for attempt in cohort.waiting),
             (hold := cohort.reservation)
             and (hold._left, self.now - hold._asked_at > WORD_COUNTS_FOR, self.now >= hold._passes_until),
         )
-        turns = tuple(
-            (turn, turn == "waits" and self.attempts[i].event.is_set, turn != "out" and self.attempts[i].was_granted)
-            for i, turn in self.turns.items()
-        )
+        turns = tuple((turn, turn == "waits" and self.attempts[i].event.is_set) for i, turn in self.turns.items())
         return inner, turns, self.passes_since_others and (
             self.passes_since_others[0], self.now - self.passes_since_others[1] >= BUDGET
-        ), [section.deadline - self.now >= OPTIONS.ttl / 2 for section in self.sections.values()]  # fmt: skip
+        ), [section.hold.deadline - self.now >= OPTIONS.ttl / 2 for section in self.sections.values()]  # fmt: skip
+
+
+def held(attempt, fence, now):
+    """The grant of a lease that the server has just granted."""
+    hold = Hold(attempt, now, now + 29.0)
+    hold.grant = Grant(hold, attempt, fence, now)
+    return hold.grant
 
 
 def played(steps):
@@ -299,9 +297,10 @@ def test_a_lease_that_ends_while_it_begins_leaves_nobody_without_a_cohort():
     play = played([("comes", 0), ("comes", 1)])
     cohort = play.cohort
     driver = cohort.driver
-    section = cohort.section = Grant(driver, driver.token, 1, play.now, play.now + 29.0)
-    section.lose("its ttl passed")
-    play.cohorts.end(section)
+    section = held(driver, 1, play.now)
+    cohort.hold = section.hold
+    section.end("its ttl passed")
+    play.cohorts.end(section.hold)
     cohort.driver = None
     assert play.cohort is cohort
     play.cohorts.look()
@@ -310,8 +309,8 @@ def test_a_lease_that_ends_while_it_begins_leaves_nobody_without_a_cohort():
 
 
 BUGS = {
-    "a pass late in the ttl": ("section.deadline - now >= attempt.ttl / 2", "True", "late in its ttl"),
-    "a pass with an execute unanswered": ("section.unanswered == 0", "True", "an execute unanswered"),
+    "a pass late in the ttl": ("hold.deadline - now >= hold.ttl / 2", "True", "late in its ttl"),
+    "a pass with an execute unanswered": ("hold.unanswered == 0", "True", "an execute unanswered"),
     "a fence that nobody reserved": ("self._left == 0 or", "self._next == 0 or", "nobody reserved"),
     "an old word": ("or now - self._asked_at > WORD_COUNTS_FOR", "", "word is old"),
     "no end while others wait": ("(now < self._passes_until and", "(", "too long while others wait"),
@@ -324,7 +323,7 @@ BUGS = {
         "queue was given up",
     ),
     "a wake-up lost to a cancellation": (
-        "is not None and self.section.attempt is attempt:\n            self.section = None",
+        "is not None and grant.attempt is attempt:\n            self.hold = None",
         "is None:\n            pass",
         "without callers",
     ),

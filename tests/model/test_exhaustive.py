@@ -279,36 +279,32 @@ PLANTS = {
         "cohort", "release()", "a lease passed on after its deadline",
         (
             "_client/cohort.py",
-            ("            and section.reason_ended(now) is None\n"
-            "            and section.deadline - now >= attempt.ttl / 2\n"),
+            ("            and grant.reason_ended(now) is None\n"
+            "            and hold.deadline - now >= hold.ttl / 2\n"),
             "",
         ),
     ),
     "a lease passes while a request is unanswered": (
         "cohort", "a command", "a lease passed on while a request about it was unanswered",
-        ("_client/cohort.py", "            and section.unanswered == 0\n", ""),
+        ("_client/cohort.py", "            and hold.unanswered == 0\n", ""),
     ),
     "a command that is unanswered does not count": (
         "cohort", "a command", "a command of the section with fence 0 ran in a later section of the same lease",
-        ("_client/core.py", "            grant.unanswered += by\n", "            pass\n"),
+        ("_client/core.py", "            hold.unanswered += by\n", "            pass\n"),
     ),
     "a lease passes under a token in doubt": (
         "cohort", "two slow messages", "A/A1/A1.1 is left in the server",
-        ("_client/cohort.py", "            and not attempt.in_doubt\n", ""),
+        ("_client/cohort.py", "            and not hold.claim.in_doubt\n", ""),
     ),
-    "a caller goes on under the token of a lease that has ended": (
-        "cohort", "stops, release()", "no higher than one before",
+    "nobody gives back a lease that ends before its section": (
+        "cohort", "stops, release()", "is left in the server",
         (
             "_client/core.py",
-            ("        if attempt.was_granted:  # its turn came with a lease that has ended\n"
-            "            self._abandon_token(attempt)\n"),
-            "",
+            ("                turn.hold.claim.in_doubt = True  # a request of it may be on its way\n"
+            "                self.release_in_background(turn)\n"),
+            "                self.renewal.remove(turn.hold)\n",
         ),
-        (
-            "_client/core.py",
-            "                self.cohorts.drive_instead(turn)\n                self._abandon_token(attempt)\n",
-            "                self.cohorts.drive_instead(turn)\n",
-        ),
+        ("_client/renewal.py", "        if grant.lease is None:  # its turn", "        if False:  # its turn"),
     ),
     "the record does not say which fences are reserved": (
         "cohort", "a lease passes", "the fence of A1 is no higher than one before",
@@ -319,12 +315,10 @@ PLANTS = {
         ("primitives/lock.lua", "  if apply_quarantine() then return nil, 0 end\n", ""),
     ),
     "a lease that passes leaves the book": (
-        "cohort", "a slow message", "a lease that passed on is not in the book of renewals",
-        ("_client/renewal.py", "is_due_later = self._bucket_of(grant) is not None", "is_due_later = True"),
+        "cohort", "a lease passes", "a lease that passed on is not in the book of renewals",
         (
-            "_client/renewal.py", "        self.buckets[grant.due][grant.token] = following",
-            ("        if self._bucket_of(grant) is not None:\n"
-            "            self.buckets[grant.due][grant.token] = following"),
+            "_client/cohorts.py", "            grant.mark_released()\n",
+            "            grant.mark_released()\n            self.renewal.remove(hold)\n",
         ),
     ),
 }  # fmt: skip
@@ -334,7 +328,7 @@ RARE = {
     "the quarantine lasts half as long", "the quarantine counts from the start of a replica",
     "a release deletes whatever is there", "a renewed deadline counts from the reply",
     "a tombstone is ignored", "a renewal grants again", "a lease passes under a token in doubt",
-    "a caller goes on under the token of a lease that has ended", "a quarantine hands over",
+    "nobody gives back a lease that ends before its section", "a quarantine hands over",
     "the record does not say which fences are reserved",
 }  # fmt: skip
 

@@ -10,6 +10,7 @@ pytest.importorskip("lupa")
 
 from interlock import aio
 from interlock._client import cohort, renewal, waiting
+from interlock._client.cohorts import Cohorts
 from interlock._client.core import Core
 from interlock._client.grant import Grant
 from interlock._client.renewal import Renewal
@@ -123,7 +124,7 @@ def test_a_batch_lists_the_pairs_that_it_has_not_seen():
 
 
 def an_extension_counts_from_its_reply(monkeypatch):
-    counts_from_the_reply(monkeypatch, "request_for_grant")
+    counts_from_the_reply(monkeypatch, "request_for_hold")
 
 
 def a_grant_counts_from_its_reply(monkeypatch):
@@ -173,24 +174,18 @@ def a_cohort_passes_after_its_deadline(monkeypatch):
     may_pass = cohort.Cohort.may_pass
 
     def careless(self, section, now):
-        deadline = section.deadline
-        section.deadline = now + section.attempt.ttl
+        deadline = section.hold.deadline
+        section.hold.deadline = now + section.hold.ttl
         try:
             return may_pass(self, section, now)
         finally:
-            section.deadline = deadline
+            section.hold.deadline = deadline
 
     monkeypatch.setattr(cohort.Cohort, "may_pass", careless)
 
 
 def a_cohort_passes_while_a_renewal_is_under_way(monkeypatch):
-    def replace(self, grant, following):
-        following.due = grant.due
-        if grant.due in self.buckets:
-            self.buckets[grant.due][grant.token] = following
-
     monkeypatch.setattr(Renewal, "may_pass", lambda *_: True)
-    monkeypatch.setattr(Renewal, "replace", replace)
 
 
 def a_cohort_trusts_an_old_word(monkeypatch):
@@ -198,13 +193,15 @@ def a_cohort_trusts_an_old_word(monkeypatch):
 
 
 def a_lease_that_passes_leaves_the_book(monkeypatch):
-    replace = Renewal.replace
+    pass_on = Cohorts.pass_on
 
-    def forget(self, grant, following):
-        replace(self, grant, following)
-        self.remove(following)
+    def forget(self, grant, now):
+        has_passed = pass_on(self, grant, now)
+        if has_passed:
+            self.renewal.remove(grant.hold)
+        return has_passed
 
-    monkeypatch.setattr(Renewal, "replace", forget)
+    monkeypatch.setattr(Cohorts, "pass_on", forget)
 
 
 def nobody_asks_about_leases_without_a_channel(monkeypatch):
@@ -221,7 +218,7 @@ def no_waiter_asks_after_a_new_subscription(monkeypatch):
 
 
 def a_failed_renewal_is_a_loss(monkeypatch):
-    monkeypatch.setattr(Renewal, "_on_failure", lambda self, grant, _: self.lose(grant, "a renewal failed"))
+    monkeypatch.setattr(Renewal, "_on_failure", lambda self, hold, _: self.lose(hold.grant, "a renewal failed"))
 
 
 def a_quarantine_has_no_end(monkeypatch):

@@ -28,7 +28,7 @@ NO_QUARANTINE: Final = Change(
     "if true then return 0 end",
 )
 HALF_TTL_LEFT: Final = (
-    "            and section.reason_ended(now) is None\n            and section.deadline - now >= attempt.ttl / 2\n"
+    "            and grant.reason_ended(now) is None\n            and hold.deadline - now >= hold.ttl / 2\n"
 )
 
 FOUND: Final = (
@@ -37,9 +37,9 @@ FOUND: Final = (
         (
             Change(RENEWAL, "is_due_later = self._bucket_of(grant) is not None", "is_due_later = True"),
             Change(
-                RENEWAL,
-                "        self.buckets[grant.due][grant.token] = following\n",
-                "        self.buckets.get(grant.due, {})[grant.token] = following\n",
+                COHORTS,
+                "            grant.mark_released()\n",
+                "            grant.mark_released()\n            self.renewal.remove(hold)\n",
             ),
         ),
         (
@@ -98,7 +98,7 @@ FOUND: Final = (
     ),
     Plant(
         "a lease that nobody holds is renewed for as long as the process lives",
-        (Change(RENEWAL, "if grant.is_orphan and grant.end_reason is None:", "if False:"),),
+        (Change(RENEWAL, "if grant.is_orphan:", "if False:"),),
         (Tests(("faults/test_interrupts.py",), "finalizer or unreachable or leaves_nothing_renewed"),),
     ),
     Plant(
@@ -227,21 +227,21 @@ KNOWN: Final = (
         (
             Change(
                 CORE,
-                "        grant.extend_deadline(sent, ttl, self.server.drift)\n        self.renewal.reschedule(grant)\n",
-                "        grant.extend_deadline(self.runtime.now(), ttl, self.server.drift)\n"
-                "        self.renewal.reschedule(grant)\n",
+                "        hold.extend_deadline(sent, ttl, self.server.drift)\n        self.renewal.reschedule(hold)\n",
+                "        hold.extend_deadline(self.runtime.now(), ttl, self.server.drift)\n"
+                "        self.renewal.reschedule(hold)\n",
             ),
         ),
         (Simulator("slow link"),),
     ),
     Plant(
         "a renewal counts from its reply",
-        (Change(RENEWAL, "grant.extend_deadline(sent, _ttl_ms(", "grant.extend_deadline(now, _ttl_ms("),),
+        (Change(RENEWAL, "hold.extend_deadline(sent, _ttl_ms(", "hold.extend_deadline(now, _ttl_ms("),),
         (Simulator("slow link"),),
     ),
     Plant(
         "nobody looks at the deadline",
-        (Change(GRANT, "if self.end_reason is not None or now < self.deadline:", "if True:"),),
+        (Change(GRANT, "        if now < hold.deadline:\n", "        if True:\n"),),
         (Simulator("pause"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
     ),
     Plant(
@@ -464,7 +464,7 @@ KNOWN: Final = (
     ),
     Plant(
         "a cohort passes a lease on while a request of its user is unanswered",
-        (Change(COHORT, "            and section.unanswered == 0\n", ""),),
+        (Change(COHORT, "            and hold.unanswered == 0\n", ""),),
         (Walk(("model/test_cohort.py",)), Search("cohort")),
     ),
     Plant(
@@ -490,7 +490,7 @@ KNOWN: Final = (
     ),
     Plant(
         "nobody asks about a lease that was granted without a subscription",
-        (Change(RENEWAL, "asks = self._subscribed_at(grant) >= sent", "asks = False"),),
+        (Change(RENEWAL, "asks = self._subscribed_at(hold) >= sent", "asks = False"),),
         (Simulator("revoked", "semaphore"),),
     ),
     Plant(

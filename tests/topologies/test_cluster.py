@@ -242,7 +242,7 @@ async def test_a_silent_node_delays_no_renewal_on_other_nodes(mode, clean, harme
     paused.pause()
     began = mode.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
-    while min(grant.deadline for grant in grants) < began + 10:  # each was renewed twice, at least
+    while min(grant.hold.deadline for grant in grants) < began + 10:  # each was renewed twice, at least
         assert not any(lease.state is LeaseState.LOST for lease in others)
         await asyncio.sleep(0.02)
     paused.resume()
@@ -413,7 +413,7 @@ async def test_leases_of_a_slot_that_is_moving_are_renewed_one_by_one(mode, clea
             whole = [lease for lease in leases if _together(old, new, lease.name)]
             grants = [lease._grant for lease in whole]
             began = server_of(mode, locks).runtime.now()
-            await until(lambda: all(grant.deadline > began + 6 for grant in grants))
+            await until(lambda: all(grant.hold.deadline > began + 6 for grant in grants))
     harmed.migrate(slot, to=old)
     for lease in leases:
         assert await lease.release() or lease not in whole
@@ -443,7 +443,7 @@ async def test_a_failover_of_one_shard_disturbs_no_other(mode, clean, harmed):
         harmed.catch_up(harmed.replica_of(node))  # each replica has its lease
     others = [lease for node, lease in leases.items() if node is not dead]
     grant = leases[dead]._grant
-    deadline = grant.deadline
+    deadline = grant.hold.deadline
     dead.kill()
     replica_serves = asyncio.get_running_loop().run_in_executor(None, harmed.wait_ok)
     while not replica_serves.done():
@@ -453,7 +453,7 @@ async def test_a_failover_of_one_shard_disturbs_no_other(mode, clean, harmed):
         await use(locks.lock(f"more:{{lock:{others[0].name}}}"))
         await asyncio.sleep(0.02)
     await replica_serves
-    await until(lambda: grant.deadline > deadline)  # its renewals alone have found the new primary
+    await until(lambda: grant.hold.deadline > deadline)  # its renewals alone have found the new primary
     await leases[dead].extend(10)  # the same lease
     leases[dead].ensure()
     for lease in leases.values():
@@ -570,7 +570,7 @@ async def test_a_slot_taken_back_from_a_dead_node_which_the_client_never_met_is_
         slot = group.slot(f"lock:{name}")
         await asyncio.to_thread(group.migrate, slot, to=second)
         kept = await mode.keep(others.lock(name, ttl=20, renew=False).acquire(timeout=10))
-        deadline = kept._grant.deadline
+        deadline = kept._grant.hold.deadline
         await new_map(mode, locks)
         second.kill()
         for node in (first, third):

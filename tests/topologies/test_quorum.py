@@ -256,8 +256,8 @@ async def test_renewals_go_on_with_a_minority_away(mode, servers):
     async with await quorum(mode, servers).lock("a", ttl=4).acquire() as lease:
         servers.nodes[1].kill()
         for _ in range(3):
-            left = lease._grant.deadline
-            await until(lambda left=left: lease._grant.deadline > left)
+            left = lease._grant.hold.deadline
+            await until(lambda left=left: lease._grant.hold.deadline > left)
         assert lease.state == LeaseState.HELD
 
 
@@ -267,7 +267,7 @@ async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, serv
     servers.nodes[0].pause()
     servers.nodes[1].pause()
     await until(lambda: lease.state == LeaseState.JEOPARDY)
-    deadline = lease._grant.deadline
+    deadline = lease._grant.hold.deadline
     await until(lease.lost.is_set)
     assert lease._core.runtime.now() < deadline + SLACK
     with pytest.raises(LeaseLost):
@@ -523,8 +523,8 @@ async def test_an_attempt_whose_release_is_unconfirmed_goes_on_under_another_tok
     server._acquire = split_at_first
     lease = await locks.lock("a", ttl=3.6).acquire()
     assert lease.token == tokens[-1] != tokens[0]
-    before = lease._grant.deadline
-    await until(lambda: lease._grant.deadline > before)
+    before = lease._grant.hold.deadline
+    await until(lambda: lease._grant.hold.deadline > before)
     assert await lease.release()
     await until(lambda: nothing_left(servers, 3))
 

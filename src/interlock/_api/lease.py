@@ -202,17 +202,17 @@ class LeaseCore(WatchedCore[EventT]):
     @property
     def assurance(self) -> Assurance:
         """What it rested on when it was granted: how many servers, replicas, disks; see `Interlock.lock(acks=...)`."""
-        return self._grant.attempt.assurance or Assurance(self._core.server.majority)
+        return self._grant.hold.claim.assurance or Assurance(self._core.server.majority)
 
     @property
     def state(self) -> LeaseState:
         """HELD, JEOPARDY, LOST or RELEASED, judged now."""
-        grant = self._grant
+        grant, hold = self._grant, self._grant.hold
         now = self._core.runtime.now()
         if why := grant.reason_ended(now):
             return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
-        at_risk = grant.renewal_failing or (
-            grant.renews and now >= grant.jeopardy_after and grant.deadline < grant.max_hold_until
+        at_risk = hold.renewal_failing or (
+            hold.renews and now >= hold.jeopardy_after and hold.deadline < hold.max_hold_until
         )
         return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
 
@@ -220,7 +220,7 @@ class LeaseCore(WatchedCore[EventT]):
         """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
         if self._grant.end_reason is not None:
             return 0.0
-        return max(0.0, self._grant.deadline - self._core.runtime.now())
+        return max(0.0, self._grant.hold.deadline - self._core.runtime.now())
 
     def ensure(self) -> None:
         """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
@@ -383,7 +383,7 @@ class LeaseCore(WatchedCore[EventT]):
         grant = getattr(self, "_grant", None)
         if grant is None or grant.end_reason is not None:
             return
-        if grant.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
+        if grant.hold.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
             return
         if grant.in_with:  # its section is garbage as well, and may be finalized later than this
             self._core.release_later(grant)

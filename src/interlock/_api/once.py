@@ -76,7 +76,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
             lease._begin(until_any_end=True)
             value: R = await self._call(work, lease)
             lease.ensure()
-            lease._grant.attempt.release_args = self._limits.release_args(succeeded=True)  # what its release says
+            lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=True)  # what its release says
             return script.ran_result(lease.name, lease.token, lease.fence, value)
 
     async def _begin(self, section: Section) -> Any:
@@ -90,7 +90,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         except script.RunSkipped as passed:
             return passed.skipped
         lease._mark_in_with()
-        lease._grant.attempt.release_args = self._limits.release_args(succeeded=False)
+        lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=False)
         return lease
 
     def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:

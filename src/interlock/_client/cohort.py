@@ -30,7 +30,7 @@ from interlock._protocol.timing import FOREVER
 from interlock.primitives.messages import Queued
 
 if TYPE_CHECKING:
-    from interlock._client.grant import Attempt, Grant
+    from interlock._client.grant import Attempt, Grant, Hold
 
 RESERVED: Final = 64  # fences that one request reserves, and so the sections between two words of the server
 BUDGET: Final = 0.010  # seconds for which a hold still passes on once the server has said that others wait
@@ -42,15 +42,20 @@ NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: s
 class Cohort:
     """The callers of one process on one lock."""
 
-    __slots__ = ("_driver_since", "driver", "reservation", "section", "ttl_ms", "waiting")
+    __slots__ = ("_driver_since", "driver", "hold", "reservation", "ttl_ms", "waiting")
 
     def __init__(self, driver: Attempt) -> None:
         self.ttl_ms = driver.options.ttl_ms  # of each of its leases
         self.driver: Attempt | None = driver
-        self.section: Grant | None = None  # of the caller that is in its section, or just wakes for it
+        self.hold: Hold | None = None  # whose section a caller is in, or just wakes for
         self.waiting = NOBODY  # in order of arrival; those, too, whose turn has come and who have not looked yet
         self.reservation: Reservation | None = None  # of this hold; None before its lease has passed on
         self._driver_since = FOREVER  # since when it, and those before it, have asked, as far as those that wait know
+
+    @property
+    def section(self) -> Grant | None:
+        """The grant of the caller that is in its section, or just wakes for it."""
+        return self.hold.grant if self.hold is not None else None
 
     # Callers
 
@@ -67,10 +72,11 @@ class Cohort:
 
     def turn(self, attempt: Attempt) -> Grant | bool:
         """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
+        grant = self.section
         if self.driver is attempt:
             turn: Grant | bool = True
-        elif self.section is not None and self.section.attempt is attempt:
-            turn = self.section
+        elif grant is not None and grant.attempt is attempt:
+            turn = grant
         else:
             return False
         self.waiting.pop(attempt, None)
@@ -78,14 +84,14 @@ class Cohort:
 
     def whose_turn(self, now: float) -> Attempt | None:
         """The caller before all others, if it has not looked yet."""
-        turn = self.promote(now) or self.driver or (self.section.attempt if self.section is not None else None)
+        turn = self.promote(now) or self.driver or (grant.attempt if (grant := self.section) is not None else None)
         return turn if turn in self.waiting else None
 
     def leave(self, attempt: Attempt, now: float) -> Attempt | None:
         """Forget this caller, which is abandoned. Returns the caller that is the driver by now, if that is news."""
         self.waiting.pop(attempt, None)
-        if self.section is not None and self.section.attempt is attempt:
-            self.section = None
+        if (grant := self.section) is not None and grant.attempt is attempt:
+            self.hold = None
         driver = self.promote(now)
         if self.driver is attempt:
             self.driver = None
@@ -93,16 +99,17 @@ class Cohort:
 
     def drive_instead(self) -> None:
         """Let the caller of the section drive, since its turn came with a lease that has ended."""
-        assert self.section is not None
-        self.driver, self._driver_since = self.section.attempt, FOREVER
-        self.section = None
+        grant = self.section
+        assert grant is not None
+        self.driver, self._driver_since = grant.attempt, FOREVER
+        self.hold = None
 
     def promote(self, now: float) -> Attempt | None:
         """Make the first that waits the driver, if nobody is before it. Returns the new driver, which must be woken."""
-        former, section = self.driver, self.section
+        former, grant = self.driver, self.section
         if former is not None and not former.abandoned:
             return None
-        if section is not None and not section.attempt.abandoned and section.reason_ended(now) is None:
+        if grant is not None and not grant.attempt.abandoned and grant.reason_ended(now) is None:
             return None
         for first in list(self.waiting):
             if not first.abandoned:
@@ -110,7 +117,7 @@ class Cohort:
                     first.go_on_for(former)
                 else:
                     self._driver_since = now
-                self.section = None
+                self.hold = None
                 self.driver = first
                 return first
         return None
@@ -120,9 +127,10 @@ class Cohort:
 
         None if the server is silent: it has not answered the driver for half of the time that this caller has waited.
         """
-        driver, section = self.driver, self.section
-        if section is not None:
-            return Queued(section.token.encode(), max(0, int((section.deadline - now) * 1000)), is_head=False)
+        driver, grant = self.driver, self.section
+        if grant is not None:
+            left = max(0.0, grant.hold.deadline - now)
+            return Queued(grant.token.encode(), int(left * 1000), is_head=False)
         if driver is None:
             return OTHERS_WAIT
         if not last_answer_counts(driver, now):
@@ -133,36 +141,36 @@ class Cohort:
     @property
     def is_idle(self) -> bool:
         """Whether it has no caller."""
-        return self.driver is None and self.section is None and not self.waiting
+        return self.driver is None and self.hold is None and not self.waiting
 
     # Sections
 
-    def begin(self, section: Grant) -> None:
+    def begin(self, hold: Hold) -> None:
         """Note that the server granted the lock to the driver. The driver needs no mutex for that."""
         self.reservation, self._driver_since = None, FOREVER
-        self.section = section
+        self.hold = hold
         self.driver = None
 
     def end(self, now: float) -> Attempt | None:
-        """Note that the lease of the section ends here. Returns the new driver, which must be woken."""
-        self.section = None
+        """Note that the hold ends here. Returns the new driver, which must be woken."""
+        self.hold = None
         return self.promote(now)
 
     def first(self) -> Attempt | None:
         """The caller to which a lease would pass."""
         return next((attempt for attempt in self.waiting if not attempt.abandoned), None)
 
-    def may_pass(self, section: Grant, now: float) -> bool:
-        """Whether the lease of this section may pass to the first that waits."""
-        attempt = section.attempt
+    def may_pass(self, grant: Grant, now: float) -> bool:
+        """Whether the lease of this grant may pass to the first that waits."""
+        hold = grant.hold
         return (
-            self.section is section
-            and section.reason_ended(now) is None
-            and section.deadline - now >= attempt.ttl / 2
-            and not section.renewal_failing
-            and section.unanswered == 0
-            and attempt.extended_until <= now + attempt.ttl
-            and not attempt.in_doubt
+            self.hold is hold
+            and grant.reason_ended(now) is None
+            and hold.deadline - now >= hold.ttl / 2
+            and not hold.renewal_failing
+            and hold.unanswered == 0
+            and hold.claim.extended_until <= now + hold.ttl
+            and not hold.claim.in_doubt
             and (self.reservation is None or self.reservation.may_pass(now))
         )
 

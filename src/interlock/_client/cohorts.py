@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._client.cohort import OTHERS_WAIT, Cohort
+from interlock._client.grant import Grant, Hold
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.grant import Attempt, Grant
+    from interlock._client.grant import Attempt
     from interlock._protocol.types import Runtime
     from interlock.primitives.messages import Queued
 
@@ -25,8 +26,7 @@ LOOK_INTERVAL: Final = 2.0  # seconds between two looks of the worker
 class Keeper(Protocol):
     """What keeps leases alive: a `Renewal`."""
 
-    def may_pass(self, grant: Grant) -> bool: ...
-    def replace(self, grant: Grant, following: Grant) -> None: ...
+    def may_pass(self, hold: Hold) -> bool: ...
 
 
 class Cohorts:
@@ -79,27 +79,27 @@ class Cohorts:
             cohort = self.by_key.get(key)
             if cohort is None:
                 return None
-            section, driver = cohort.section, cohort.leave(attempt, self.runtime.now())
+            grant, driver = cohort.section, cohort.leave(attempt, self.runtime.now())
             if cohort.is_idle:
                 del self.by_key[key]
         _wake(driver)
-        return section if section is not None and section.attempt is attempt else None
+        return grant if grant is not None and grant.attempt is attempt else None
 
-    def drive_instead(self, section: Grant) -> None:
-        """Let the caller of this section ask the server, since its turn came with a lease that has ended."""
+    def drive_instead(self, grant: Grant) -> None:
+        """Let the caller of this grant ask the server, since its turn came with a lease that has ended."""
         with self.runtime.mutex:
-            cohort = self.by_key.get(section.attempt.resource.keys[0])
-            if cohort is not None and cohort.section is section:
+            cohort = self.by_key.get(grant.resource.keys[0])
+            if cohort is not None and cohort.section is grant:
                 cohort.drive_instead()
 
     # Sections
 
-    def end(self, section: Grant) -> None:
-        """Note that the lease of this section ends here, and let the next caller ask the server."""
-        key = section.attempt.resource.keys[0]
+    def end(self, hold: Hold) -> None:
+        """Note that this hold ends here, and let the next caller ask the server."""
+        key = hold.resource.keys[0]
         with self.runtime.mutex:
             cohort = self.by_key.get(key)
-            if cohort is None or cohort.section is not section:
+            if cohort is None or cohort.hold is not hold:
                 return
             if not cohort.waiting:  # nearly always
                 del self.by_key[key]
@@ -109,42 +109,28 @@ class Cohorts:
                 del self.by_key[key]
         _wake(driver)
 
-    def pass_on(self, section: Grant, now: float) -> bool:
+    def pass_on(self, grant: Grant, now: float) -> bool:
         """Pass the lease to the first that waits, and so end this section. Returns False if it must be released."""
-        cohort = self.by_key.get(section.attempt.resource.keys[0])
+        hold = grant.hold
+        cohort = self.by_key.get(hold.claim.resource.keys[0])
         if cohort is None or not cohort.waiting:
             return False
         with self.runtime.mutex:
             first = cohort.first()
-            if first is None or not cohort.may_pass(section, now) or not self.renewal.may_pass(section):
+            if first is None or not cohort.may_pass(grant, now) or not self.renewal.may_pass(hold):
                 return False
-            own_token = first.token
-            try:
-                following = section.passed_to(first, cohort.next_fence(now), now)
-                self.renewal.replace(section, following)
-                cohort.section = following  # from here on it has passed
-            except BaseException:
-                if cohort.section is section:
-                    first.token, first.was_granted = own_token, False
-                    self.renewal.replace(section, section)
-                raise
-            section.mark_released()
+            hold.grant = Grant(hold, first, cohort.next_fence(now), now)  # from here on it has passed
+            grant.mark_released()
         _wake(first)
         return True
 
-    def has_passed(self, grant: Grant) -> bool:
-        """Whether the lease of this grant belongs to a later section. A finalizer may call this."""
-        cohort = self.by_key.get(grant.attempt.resource.keys[0])
-        later = cohort.section if cohort is not None else None
-        return later is not None and later is not grant and later.token == grant.token
-
-    def reserved(self, section: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
+    def reserved(self, grant: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
         """Note the server's word for this section: its fence, and that the cohort has those that follow."""
         with self.runtime.mutex:
-            cohort = self.by_key.get(section.attempt.resource.keys[0])
-            if cohort is not None and cohort.section is section:
+            cohort = self.by_key.get(grant.resource.keys[0])
+            if cohort is not None and cohort.section is grant:
                 cohort.reserve(fence, self.runtime.now(), sent=sent, others_wait=others_wait)
-            section.fence = fence
+            grant.fence = fence
 
     def blocking(self, attempt: Attempt, arrived: float) -> Queued | None:
         """What keeps this caller waiting, as a reply of the server says it. None if the server is silent."""
@@ -155,8 +141,8 @@ class Cohorts:
     def is_inside(self, attempt: Attempt) -> bool:
         """Whether the caller of this attempt is in the section for which it waits."""
         cohort = self.by_key.get(attempt.resource.keys[0])
-        section = cohort.section if cohort is not None else None
-        return section is not None and section.attempt.caller is attempt.caller is not None
+        grant = cohort.section if cohort is not None else None
+        return grant is not None and grant.attempt.caller is attempt.caller is not None
 
     def is_before(self, other: Attempt, attempt: Attempt) -> bool:
         """Whether the caller of this attempt waits behind the other one: the driver, the section, or one that waits."""
@@ -164,8 +150,8 @@ class Cohorts:
             cohort = self.by_key.get(attempt.resource.keys[0])
             if cohort is None:
                 return False
-            section = cohort.section.attempt if cohort.section is not None else None
-            return other is cohort.driver or other is section or other in cohort.waiting
+            inside = grant.attempt if (grant := cohort.section) is not None else None
+            return other is cohort.driver or other is inside or other in cohort.waiting
 
     def look(self) -> None:
         """Wake those whose turn it is, in case an interrupt has cost a wake-up; and those that look for a self-wait."""

@@ -5,9 +5,9 @@ but `execute` is a script call that the client may send twice: the token in an `
 request serves as the retry after a lost reply, as the poll of a waiter, and as the confirmation after a handover.
 
 Rules.
- 1. The client relies on a lease until `Grant.deadline`: the ttl by the client's own clock, counted from *before* the
+ 1. The client relies on a lease until `Hold.deadline`: the ttl by the client's own clock, counted from *before* the
     request was sent, less a margin.
- 2. The client undoes every attempt that does not end in a `Grant`, after a timeout, a cancellation or Ctrl-C alike.
+ 2. The client undoes every attempt that does not end in a `Hold`, after a timeout, a cancellation or Ctrl-C alike.
  3. An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
  4. Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
@@ -40,7 +40,7 @@ from interlock._client.error_texts import (
     server_error,
     unavailable_error,
 )
-from interlock._client.grant import AcquireOptions, Attempt, Grant, last_answer_counts, tombstone_ms
+from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts, tombstone_ms
 from interlock._client.places import NOT_THE_USERS, line_of
 from interlock._client.self_wait import (
     LOOK_AFTER,
@@ -287,12 +287,11 @@ class Core:
             if turn is True:
                 break
             if turn is not False:
-                if (lease := await self._begin_section(attempt, turn)) is not None:
+                if (lease := await self._begin_section(turn)) is not None:
                     return lease
-                turn.mark_released()
-                self.renewal.remove(turn)
                 self.cohorts.drive_instead(turn)
-                self._abandon_token(attempt)
+                turn.hold.claim.in_doubt = True  # a request of it may be on its way
+                self.release_in_background(turn)
                 attempt.event.set()  # to look at once
         self._begin_to_drive(attempt, arrived, now)
         return None
@@ -305,14 +304,13 @@ class Core:
         """
         if attempt.caller is not None:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
-        if attempt.was_granted:  # its turn came with a lease that has ended
-            self._abandon_token(attempt)
         if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
 
-    async def _begin_section(self, attempt: Attempt, grant: Grant) -> Any:
-        """Make the lease of a grant that passed to this caller. Returns None if it has ended before the section."""
+    async def _begin_section(self, grant: Grant) -> Any:
+        """Make the lease of a section whose turn has come. Returns None if the hold has ended before."""
+        attempt = grant.attempt
         if grant.fence == 0 and not await self._reserve(grant):
             return None
         assert attempt.make_lease is not None
@@ -327,19 +325,19 @@ class Core:
         return lease
 
     async def _reserve(self, grant: Grant) -> bool:
-        """Ask the server for fences, and whether others wait. Returns False if it does not confirm the lease."""
-        attempt = grant.attempt
-        message = ReserveCall(grant.token, attempt.ttl_ms, str(RESERVED)).encode()
-        # An attempt of its own, as in request_for_grant().
-        asking = Attempt(attempt.resource, grant.token)
+        """Ask the server for fences, and whether others wait. Returns False if it does not confirm the hold."""
+        hold, who = grant.hold, grant.attempt
+        message = ReserveCall(hold.token, who.ttl_ms, str(RESERVED)).encode()
+        # An attempt of its own, as in request_for_hold().
+        asking = Attempt(hold.resource, hold.token)
         try:
-            raw, sent = await self.request(asking, message, min(attempt.until, grant.deadline))
+            raw, sent = await self.request(asking, message, min(who.until, hold.deadline))
         except Unavailable:
-            attempt.unanswered_since = min(attempt.unanswered_since, asking.unanswered_since)
+            who.unanswered_since = min(who.unanswered_since, asking.unanswered_since)
             return False
         reply = ReserveReply.parse(raw)
         if reply.fence:
-            grant.extend_deadline(sent, attempt.ttl, self.server.drift)
+            hold.extend_deadline(sent, hold.ttl, self.server.drift)
             self.cohorts.reserved(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
         return reply.fence > 0
 
@@ -534,23 +532,15 @@ class Core:
                 url = self.server.display_url
                 raise Unavailable(f"{attempt.resource}: {url} answers too late for a lease of {ttl:g} s")
             return None
-        grant = Grant(
-            attempt,
-            attempt.token,
-            fence,
-            last_answered_sent=sent,
-            deadline=deadline,
-            max_hold_until=max_hold_until,
-            since=sent,
-            fork_count=grant_module.fork_count,
-        )
+        hold = Hold(attempt, sent, deadline, max_hold_until, grant_module.fork_count)
+        grant = hold.grant = Grant(hold, attempt, fence, sent)
         try:
             lease = attempt.make_lease(self, grant)
-            self.renewal.add(grant)
+            self.renewal.add(hold)
             if attempt.options.joins:
                 cohort = self.cohorts.by_key.get(attempt.resource.keys[0])
                 if cohort is not None and cohort.driver is attempt:
-                    cohort.begin(grant)
+                    cohort.begin(hold)
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
@@ -563,8 +553,8 @@ class Core:
             if (people := self.people) is not None:
                 people.acquired(grant, self.runtime.now())
         except BaseException:
-            grant.end_reason = Grant.RELEASED
-            self.renewal.remove(grant)
+            grant.end(Grant.RELEASED)
+            self.renewal.remove(hold)
             raise
         return lease
 
@@ -574,13 +564,13 @@ class Core:
         It is never set if the lease belongs to another caller by now.
         """
         with self.runtime.mutex:
+            has_passed = grant.has_passed
             grant.mark_released()
-            has_passed = self.cohorts.has_passed(grant)
         if has_passed:  # an interrupt came after that
             undone = self.runtime.event()
         else:
-            self.renewal.end(grant)
-            undone = self.undo.add(grant.attempt)
+            self.renewal.end(grant.hold)
+            undone = self.undo.add(grant.hold.claim)
         if (people := self.people) is not None:
             people.released(grant, self.runtime.now())
         return undone
@@ -674,19 +664,18 @@ class Core:
 
         Raises Unavailable if no server answers.
         """
-        attempt = grant.attempt
         try:
             now = self.runtime.now()
             if self._passes_on(grant, now):
                 return True
-            grant.reason_ended(now)
+            grant.reason_ended(now)  # it may belong to the parent process
         except BaseException:
             self.release_in_background(grant)
             raise
         if grant.end_reason is not None:
             if grant.end_reason not in {Grant.RELEASED, Grant.FORKED}:
                 # After a revocation the lock's key may still hold "!<token>": the undo hands the lock over at once.
-                self.undo.add(attempt)
+                self.undo.add(grant.hold.claim)
             return False
         return await self._release_held(grant, now)
 
@@ -703,25 +692,27 @@ class Core:
 
         Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Undo.leave`.
         """
-        attempt, is_ours = grant.attempt, True
+        hold = grant.hold
+        attempt, is_ours = hold.claim, True
         was_in_doubt = attempt.in_doubt
         try:
             with self.runtime.mutex:
-                if grant.end_reason is not None:  # another thread has ended it, or has passed it on
+                if grant.end_reason is not None or hold.grant is not grant:  # another thread was first
                     is_ours = False
-                    return grant.end_reason == Grant.RELEASED
+                    return grant.end_reason == Grant.RELEASED or grant.has_passed
                 self.releasing[attempt.token] = attempt  # first: close() finds it here or among the held
                 grant.end_reason = Grant.RELEASED
+                hold.grant = None
             grant.announce_release()
-            self.renewal.end(grant)
+            self.renewal.end(hold)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             if not waits and self.undo.leave(grant, args):
                 return True
             # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
             attempt.in_doubt = False
             until = FOREVER
-            if grant.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
-                until = max(grant.deadline, now + 0.5)
+            if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
+                until = max(hold.deadline, now + 0.5)
             was_ours = False
             while True:
                 reply, _ = await self.request(attempt, args, until)
@@ -731,7 +722,7 @@ class Core:
                     # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
                     # no reply, that copy may have released the lease, and another client its own lease since then.
                     # Before the deadline nothing else ended the lease.
-                    return was_ours or (attempt.in_doubt and now < grant.deadline) or self._had_ended(grant, now)
+                    return was_ours or (attempt.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
         except BaseException as error:
             if self.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
@@ -781,30 +772,31 @@ class Core:
     async def extend(self, grant: Grant, ttl: float) -> None:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         ttl = checked_ttl(ttl, self.max_ttl)
-        self._count_unanswered(grant, 1)  # first: from here on no other thread passes the lease on
+        hold = grant.hold
+        self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
-        ttl = max(0.001, capped_ttl(ttl, grant.max_hold_until - self.runtime.now(), self.server.drift))
+        ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
         try:
-            call = RenewCall([(grant.token, str(int(ttl * 1000)))])
-            reply, sent = await self.request_for_grant(grant, grant.resource.renew_keys, call.encode())
+            call = RenewCall([(hold.token, str(int(ttl * 1000)))])
+            reply, sent = await self.request_for_hold(hold, hold.resource.renew_keys, call.encode())
         finally:  # also without a reply: the server may have extended the lease
-            grant.attempt.extended_until = max(grant.attempt.extended_until, self.runtime.now() + ttl)
+            hold.claim.extended_until = max(hold.claim.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
         if isinstance(state, Gone | Revoked):
             why = reason_lost(state)
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        self._count_unanswered(grant, -1)  # only now: a lost lease must not pass on
+        self._count_unanswered(hold, -1)  # only now: a lost lease must not pass on
         if isinstance(state, Failed):  # a failed renewal is not a loss
             why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if why := grant.reason_ended(self.runtime.now()):
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        grant.extend_deadline(sent, ttl, self.server.drift)
-        self.renewal.reschedule(grant)
+        hold.extend_deadline(sent, ttl, self.server.drift)
+        self.renewal.reschedule(hold)
 
     async def execute(
         self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
@@ -826,40 +818,41 @@ class Core:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         # First: from here on no other thread passes the lease on. It stays so if there is no reply, since the command
         # could run in a later section of that lease.
-        self._count_unanswered(grant, 1)
+        hold = grant.hold
+        self._count_unanswered(hold, 1)
         if why := grant.reason_ended(self.runtime.now()):
             raise grant.error(why)
         resource = grant.resource
-        message = ExecuteCall(grant.token, command, args).encode()
+        message = ExecuteCall(hold.token, command, args).encode()
         try:
             reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
             done = "it may have run" if error.sent else "it was not sent"
             raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
         except ServerError as error:
-            self._count_unanswered(grant, -1)
+            self._count_unanswered(hold, -1)
             raise execute_error(resource, self.server.display_url, command, str(error)) from None
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"
             self.renewal.lose(grant, why)
             raise grant.error(why)
-        self._count_unanswered(grant, -1)
+        self._count_unanswered(hold, -1)
         return value
 
-    def _count_unanswered(self, grant: Grant, by: int) -> None:
+    def _count_unanswered(self, hold: Hold, by: int) -> None:
         """Count the requests about this lease that have no reply yet, of any number of threads."""
         with self.runtime.mutex:
-            grant.unanswered += by
+            hold.unanswered += by
 
-    async def request_for_grant(self, grant: Grant, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
+    async def request_for_hold(self, hold: Hold, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
         """Send one request about a lease, with these keys only, and retry until the deadline of the lease at most.
 
         The request has an Attempt of its own. So a missing reply does not put the attempt of the lease in doubt: a late
         copy of a renewal changes nothing once the token holds no lease.
         """
-        narrowed = Attempt(grant.resource._replace(keys=tuple(keys)), grant.token)
-        return await self.request(narrowed, args, min(grant.deadline, self.runtime.now() + self.server.retry_for))
+        narrowed = Attempt(hold.resource._replace(keys=tuple(keys)), hold.token)
+        return await self.request(narrowed, args, min(hold.deadline, self.runtime.now() + self.server.retry_for))
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
         """The reply to a request that belongs to no attempt: inspect, revoke. Its Attempt only serves `request`."""
@@ -873,12 +866,12 @@ def _next_pause(pause: float) -> float:
 
 def must_wait(grant: Grant, now: float) -> bool:
     """Whether the end of a `with` waits for the reply to its release, because of its option or of its lease."""
-    attempt = grant.attempt
+    hold = grant.hold
     return (
-        attempt.options.confirm
-        or attempt.in_doubt
-        or grant.renewal_failing
-        or grant.deadline - now < attempt.options.ttl / 2
+        grant.attempt.options.confirm
+        or hold.claim.in_doubt
+        or hold.renewal_failing
+        or hold.deadline - now < hold.claim.options.ttl / 2
     )
 
 

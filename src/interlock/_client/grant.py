@@ -1,4 +1,17 @@
-"""An attempt, from its first request to its end; and a grant: until when its holder may rely on the lease."""
+"""An attempt, a hold and a grant: what this client knows of a token, of a lease, and of the section of one caller.
+
+Theory. An *attempt* lives from its first request until it is granted or undone. What the client knows of a granted
+token lives as long as the server keeps it, and is its *hold*: the deadline, when the last request was answered, which
+requests are unanswered. The book of renewals keeps holds. A *grant* is what one caller has of a hold, for one section:
+its fence, and why it ended. A cohort passes a hold on: the same hold carries the grant of the next caller from then on,
+and neither the book nor a renewal under way takes part.
+
+Rules.
+ 1. `Hold.grant` alone says whose section it is. The assignment of the next grant is the one step from which on a lease
+    has passed.
+ 2. A grant ends once: the first reason stays. With it ends its hold, which carries no grant from then on. So no cycle
+    of references waits for the garbage collector.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +36,11 @@ if TYPE_CHECKING:
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
 MAX_SHARED: Final = 256  # different options that are kept for later locks
-fork_count: int = 0  # forks between the first process and this one: a grant of the parent does not count in a child
+fork_count: int = 0  # forks between the first process and this one: a hold of the parent does not count in a child
 
 
 def count_fork() -> None:
-    """Count a fork, in the child: none of the grants copied from the parent belongs to the child."""
+    """Count a fork, in the child: none of the holds copied from the parent belongs to the child."""
     global fork_count  # noqa: PLW0603 (there is one process)
     fork_count += 1
 
@@ -169,70 +182,59 @@ class Attempt:
 
 
 @dataclass(slots=True, eq=False)
-class Grant:
-    """What this process knows of one lease: until when its holder may rely on the lease, and why the lease ended."""
+class Hold:
+    """One token that the server has granted, until it is released or lost."""
 
-    RELEASED: ClassVar[str] = "it was released"
-    FORKED: ClassVar[str] = "it belongs to the parent process, and a child holds nothing after a fork"
-
-    attempt: Attempt
-    token: str  # of the attempt when the server granted it: an attempt may go on under another one
-    fence: int
+    claim: Attempt  # the attempt that was granted: its token, and what its release says
     last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
     max_hold_until: float = FOREVER  # when max_hold ends the lease
-    since: float = 0.0  # when its holder acquired it
     fork_count: int = 0  # in which process the lease was granted
-    end_reason: str | None = None  # why the lease ended; None before
     renewal_failing: bool = False
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
-    held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
-    in_with: bool = False  # a `with` of its lockable acquired it, and so gives it back
-    lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end; None before the section begins
     due: float = FOREVER  # the key of its bucket in the book of the renewal, which alone knows whether it is there
+    grant: Grant | None = None  # what it carries now; None: it has ended
+
+    @property
+    def token(self) -> str:
+        """Its token, as the server knows it."""
+        return self.claim.token
 
     @property
     def resource(self) -> Resource:
-        return self.attempt.resource
+        """What is held."""
+        return self.claim.resource
+
+    @property
+    def ttl(self) -> float:
+        """For how long the server grants it at a time, in seconds."""
+        return self.claim.options.ttl
 
     @property
     def renews(self) -> bool:
-        return self.attempt.options.renew
+        """Whether the client renews it."""
+        return self.claim.options.renew
 
     @property
-    def is_orphan(self) -> bool:
-        """Whether nobody can release the lease: its Lease is garbage, or the caller to which it passed has given up."""
-        return self.attempt.abandoned if self.lease is None else self.lease() is None
-
-    @property
-    def log_fields(self) -> dict[str, object]:
-        """The attributes of a log record about this lease."""
-        return lock_fields(self.attempt.resource, self.fence, self.token)
+    def has_ended(self) -> bool:
+        """Whether the client has released it, or has noticed that it is lost."""
+        grant = self.grant
+        return grant is None or grant.end_reason is not None
 
     @property
     def jeopardy_after(self) -> float:
         """When the lease is in jeopardy, unless a renewal succeeds before: at ttl/2. The renewal is due at ttl/3."""
-        return self.last_answered_sent + self.attempt.options.ttl / 2
+        return self.last_answered_sent + self.claim.options.ttl / 2
 
     @property
     def may_get_into_jeopardy(self) -> bool:
         """Whether a late renewal would be news: it is renewed, and no failure was reported."""
-        return self.attempt.options.renew and not self.renewal_failing and self.deadline < self.max_hold_until
+        return self.claim.options.renew and not self.renewal_failing and self.deadline < self.max_hold_until
 
-    def passed_to(self, attempt: Attempt, fence: int, now: float) -> Grant:
-        """The grant under which this attempt holds the same lease next. From here on it has the token of the lease."""
-        attempt.token = self.attempt.token
-        attempt.was_granted = True
-        attempt.extended_until = self.attempt.extended_until
-        return Grant(
-            attempt,
-            self.token,
-            fence,
-            self.last_answered_sent,
-            self.deadline,
-            since=now,
-            fork_count=self.fork_count,
-        )
+    @property
+    def lasts(self) -> bool:
+        """Whether it is renewed without end."""
+        return self.claim.options.renew and self.max_hold_until == FOREVER and not self.has_ended
 
     def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens.
@@ -245,27 +247,77 @@ class Grant:
         if deadline > self.deadline:
             self.deadline = min(self.max_hold_until, deadline)
 
-    def reason_ended(self, now: float) -> str | None:
-        """Why the holder can't rely on the lease at this time, or None if it can."""
-        if self.fork_count != fork_count:
-            self.end_reason = self.FORKED
-        if self.end_reason is not None or now < self.deadline:
-            return self.end_reason
-        if self.deadline == self.max_hold_until:
-            return "its max_hold is over"
-        return "its ttl passed without a renewal" if self.renews else "its ttl passed"
 
-    def lose(self, why: str) -> Any:
-        """Mark the lease as lost. Returns the Lease to notify, or None if it was collected or had ended before."""
+@dataclass(slots=True, eq=False)
+class Grant:
+    """What one caller has of a hold, for its section: until when the caller may rely on it, and why it ended."""
+
+    RELEASED: ClassVar[str] = "it was released"
+    FORKED: ClassVar[str] = "it belongs to the parent process, and a child holds nothing after a fork"
+
+    hold: Hold
+    attempt: Attempt  # of the caller whose section it is
+    fence: int  # 0 until the server has reserved one for it
+    since: float = 0.0  # when its caller acquired it
+    end_reason: str | None = None  # why it ended; None before
+    held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
+    in_with: bool = False  # a `with` of its lockable acquired it, and so gives it back
+    lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end; None before the section begins
+
+    @property
+    def resource(self) -> Resource:
+        """What is held."""
+        return self.attempt.resource
+
+    @property
+    def token(self) -> str:
+        """Who holds it, as the server knows it."""
+        return self.hold.claim.token
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether its hold carries a later grant by now."""
+        current = self.hold.grant
+        return current is not self and (current is not None or self.end_reason is None)
+
+    @property
+    def is_orphan(self) -> bool:
+        """Whether nobody can release the lease: its Lease is garbage, or the caller to which it passed has given up."""
+        return self.attempt.abandoned if self.lease is None else self.lease() is None
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        """The attributes of a log record about this lease."""
+        return lock_fields(self.attempt.resource, self.fence, self.token)
+
+    def reason_ended(self, now: float) -> str | None:
+        """Why its caller can't rely on the lease at this time, or None if it can."""
+        hold = self.hold
+        if hold.fork_count != fork_count:
+            self.end_reason = self.FORKED
         if self.end_reason is not None:
+            return self.end_reason
+        if hold.grant is not self:
+            return self.RELEASED
+        if now < hold.deadline:
             return None
-        self.end_reason = why
-        return self.lease() if self.lease else None
+        if hold.deadline == hold.max_hold_until:
+            return "its max_hold is over"
+        return "its ttl passed without a renewal" if hold.renews else "its ttl passed"
+
+    def end(self, why: str) -> None:
+        """Note why it ended, unless it had ended before; and that its hold has ended with it, unless that has passed.
+
+        Does no I/O and takes no lock, since a finalizer may call this.
+        """
+        self.end_reason = self.end_reason or why
+        if self.hold.grant is self:
+            self.hold.grant = None
 
     def mark_released(self) -> None:
-        """End the lease by the client's own decision, and notify the Lease."""
+        """End it by the client's own decision, and notify the Lease."""
         if self.end_reason is None:
-            self.end_reason = self.RELEASED
+            self.end(self.RELEASED)
             self.announce_release()
 
     def announce_release(self) -> None:

@@ -18,9 +18,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import about
-from interlock._client.grant import Attempt, Grant
+from interlock._client.grant import Attempt, Grant, Hold
 from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
-from interlock._protocol.timing import FOREVER
 from interlock.errors import Deadlock
 from interlock.primitives.permits import PermitArgs
 
@@ -100,7 +99,7 @@ def interrupted(attempt: Attempt) -> list[Attempt]:
     """The attempts on the same lock of calls that can't go on before this one has returned: see rule 3."""
     key, found = attempt.resource.keys[0], list[Attempt]()
     for variables in interrupted_calls():
-        for name in ("self", "attempt", "attempts", "grant", "lease", "leases", "section"):
+        for name in ("self", "attempt", "attempts", "grant", "hold", "lease", "leases", "section"):
             found += _attempts_in(variables.get(name))
     return [each for each in dict.fromkeys(found) if each.resource.keys[0] == key and not each.abandoned]
 
@@ -110,7 +109,9 @@ def _attempts_in(value: Any) -> list[Attempt]:
     if isinstance(value, Attempt):
         return [value]
     if isinstance(value, Grant):  # find() knows the grants of calls, and says more about them
-        return [] if value.held_by_call and value.end_reason is None else [value.attempt]
+        return [] if value.held_by_call and value.end_reason is None else [value.attempt, value.hold.claim]
+    if isinstance(value, Hold):
+        return _attempts_in(value.grant) or [value.claim]
     if isinstance(value, dict | list):  # of a multi
         parts: list[Any] = [*(value.values() if isinstance(value, dict) else value)]  # pyright: ignore[reportUnknownVariableType]
         return [attempt for part in parts for attempt in _attempts_in(part)]
@@ -147,7 +148,7 @@ def name_of_caller(caller: Any) -> str:
 
 def lasts(grant: Grant) -> bool:
     """Whether this lease is renewed without end."""
-    return grant.renews and grant.max_hold_until == FOREVER and grant.end_reason is None
+    return grant.hold.lasts and grant.end_reason is None
 
 
 def begins_alike(attempt: Attempt, reply: Queued | Busy) -> bool:

@@ -85,8 +85,8 @@ class Undo:
 
     def attempts(self) -> list[Attempt]:
         """All attempts that are not undone yet."""
-        dropped = [grant.attempt for grant in snapshot(self.from_finalizers)]
-        left = [each.grant.attempt for each in snapshot(self.left)]
+        dropped = [grant.hold.claim for grant in snapshot(self.from_finalizers)]
+        left = [each.grant.hold.claim for each in snapshot(self.left)]
         return [*(attempt for attempt, _, _ in list(self.jobs.values())), *dropped, *left]
 
     def leave(self, grant: Grant, args: Sequence[Argument]) -> bool:
@@ -94,7 +94,7 @@ class Undo:
 
         Returns False, having sent nothing, if the server can't do that now: see `Server.send`.
         """
-        resource, now = grant.attempt.resource, self.runtime.now()
+        resource, now = grant.hold.claim.resource, self.runtime.now()
         sent = self.server.send((resource.script, resource.keys, args))
         if sent is None:
             return False
@@ -121,7 +121,7 @@ class Undo:
                 continue
             answered = None if isinstance(reply, Exception) else ReleaseReply.parse(reply)
             if answered is None or answered.ask_again:
-                self.add(left.grant.attempt)  # first: close() finds the attempt here or there
+                self.add(left.grant.hold.claim)  # first: close() finds the attempt here or there
             if not self._forget(left):
                 continue
             if answered is None:
@@ -154,7 +154,7 @@ class Undo:
         while self.from_finalizers:
             grant = self.from_finalizers.popleft()
             if self.on_adopted(grant):
-                self.add(grant.attempt)
+                self.add(grant.hold.claim)
 
     async def tick(self) -> None:
         """Send every undo that is not done yet, if a try is due; then look at the releases that nobody waited for."""

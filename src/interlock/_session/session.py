@@ -176,18 +176,18 @@ class Session:
         for attempt in waiting:
             attempt.in_doubt = True  # one of its requests may be on its way
         for grant in held:
-            self.renewal.remove(grant)
+            self.renewal.remove(grant.hold)
             if announce:
                 grant.mark_released()
             else:
-                grant.end_reason = Grant.RELEASED
+                grant.end(Grant.RELEASED)
             if (people := self.renewal.people) is not None:
                 people.released(grant, self.runtime.now())
         undone = self.undo.attempts()
         self.undo.left.clear()  # the second release is the one that counts: the reply to the first says nothing then
         dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
         releasing = list(self.core.releasing.values())
-        return [*(grant.attempt for grant in held), *dropped, *releasing, *waiting, *undone]
+        return [*(grant.hold.claim for grant in held), *dropped, *releasing, *waiting, *undone]
 
     async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
         """Release these attempts, take them out of their queues, and delete the session's entry in the registry.

@@ -243,9 +243,9 @@ def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str |
         except AcquireTimeout:
             return None
         grant = lease._grant
-        if not grant.attempt.in_doubt:
-            lease._core.renewal.remove(grant)
-            grant.end_reason = Grant.RELEASED
+        if not grant.hold.claim.in_doubt:
+            lease._core.renewal.remove(grant.hold)
+            grant.end(Grant.RELEASED)
             return lease.token
         # A copy of the request may reach the server late: releasing the lease makes sure that it acquires nothing.
         lease.release()

@@ -109,7 +109,7 @@ def pause_renewal(lease: Lease | str, *, remaining: float | None = None) -> Gene
         duration(remaining, "remaining", minimum=MIN_REMAINING)
     paused = _find(lease, "pause_renewal")
     for held in paused:
-        if not held.grant.renews:
+        if not held.grant.hold.renews:
             raise ConfigError(
                 f"pause_renewal(): the lease on {held.grant.resource} is never renewed (renew=False). It ends with its "
                 "ttl; to end it now, call lose_lease()"
@@ -156,11 +156,11 @@ class Held(NamedTuple):
 
         def fail() -> None:
             with _pausing:
-                renewal.paused |= {self.grant}
-            self.grant.renewal_failing = True
+                renewal.paused |= {self.grant.hold}
+            self.grant.hold.renewal_failing = True
             if remaining is not None:
-                self.grant.deadline = min(self.grant.deadline, renewal.runtime.now() + remaining)
-            renewal._renew_now(self.grant)  # fails, and is due again at the deadline at the latest
+                self.grant.hold.deadline = min(self.grant.hold.deadline, renewal.runtime.now() + remaining)
+            renewal._renew_now(self.grant.hold)  # fails, and is due again at the deadline at the latest
 
         self._in_its_loop(fail)
         if remaining is not None and self._server_answers():
@@ -171,7 +171,7 @@ class Held(NamedTuple):
         """Let renewals through again, and renew the lease at once, unless it has ended or the server is silent."""
         renewal, grant = self.core.renewal, self.grant
         with _pausing:
-            renewal.paused -= {grant}
+            renewal.paused -= {grant.hold}
         if grant.reason_ended(renewal.runtime.now()) is not None or not self._server_answers():
             return
         try:
@@ -182,7 +182,7 @@ class Held(NamedTuple):
             self._report_lost(reason_lost(state))
         elif isinstance(state, Renewed):
             drift = self.core.server.drift
-            grant.extend_deadline(sent, _ttl_ms(grant, sent, drift) / 1000, drift)
+            grant.hold.extend_deadline(sent, _ttl_ms(grant.hold, sent, drift) / 1000, drift)
 
     def _report_lost(self, why: str) -> None:
         renewal = self.core.renewal
@@ -202,7 +202,7 @@ class Held(NamedTuple):
     def _ask_in_place_of_holder(self) -> tuple[RenewState, float]:
         """Send the renewal of this lease. Returns what the server says of it, and when the request was sent."""
         sent = self.core.runtime.now()
-        reply = self._call(_renew_message([self.grant], sent, self.core.server.drift))
+        reply = self._call(_renew_message([self.grant.hold], sent, self.core.server.drift))
         return RenewReply.parse(reply).states[0], sent
 
     def _server_answers(self) -> bool:

@@ -214,7 +214,7 @@ class Async(Blocking):
 async def renewed(leases) -> None:
     """Wait until each lease was renewed twice."""
     now = leases[0]._core.runtime.now()
-    while min(lease._grant.deadline for lease in leases) < now + TTL * 1.5:
+    while min(lease._grant.hold.deadline for lease in leases) < now + TTL * 1.5:
         for lease in leases:
             lease.ensure()
         await asyncio.sleep(0.02)

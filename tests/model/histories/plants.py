@@ -65,7 +65,7 @@ def afterwards() -> None:
 
 def passes() -> None:
     """A cohort passes its lease on although it has ended."""
-    Cohort.may_pass = lambda self, section, _now: self.section is section  # type: ignore[method-assign]
+    Cohort.may_pass = lambda self, grant, _now: self.section is grant  # type: ignore[method-assign]
 
 
 def forgets() -> None:
