@@ -315,7 +315,7 @@ PLANTS = {
         ("primitives/lock.lua", "  if apply_quarantine() then return nil, 0 end\n", ""),
     ),
     "a lease that passes leaves the book": (
-        "cohort", "a lease passes", "a lease that passed on is not in the book of renewals",
+        "cohort", "a slow message", "a lease that passed on is not in the book of renewals",
         (
             "_client/cohorts.py", "            grant.mark_released()\n",
             "            grant.mark_released()\n            self.renewal.remove(hold)\n",

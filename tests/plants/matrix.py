@@ -35,7 +35,7 @@ FOUND: Final = (
     Plant(
         "a lease passes on while its renewal is under way, and leaves the book of renewals",
         (
-            Change(RENEWAL, "is_due_later = self._bucket_of(grant) is not None", "is_due_later = True"),
+            Change(RENEWAL, "is_due_later = self._bucket_of(hold) is not None", "is_due_later = True"),
             Change(
                 COHORTS,
                 "            grant.mark_released()\n",
