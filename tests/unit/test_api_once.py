@@ -1,4 +1,4 @@
-"""Each public method stands once: both modes show its name, its signature and its docstring, and nothing behind it."""
+"""The public methods: both modes show the same names, signatures and docstrings, and an editor jumps to their text."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ def test_a_method_has_its_public_name_everywhere(module, name):
         made = function(member)
         assert made.__name__ == each
         assert made.__qualname__.split(".")[-1] == each
-        assert not hasattr(made, "__wrapped__")
         if not isinstance(member, property):
             assert not INTERNAL.search(str(inspect.signature(made))), each
         if each in vars(cls):
             assert made.__qualname__ == f"{name}.{each}"
             assert made.__module__ == module.__name__
+            assert inspect.getsourcefile(inspect.unwrap(made)) == module.__file__  # where an editor jumps to
+            assert re.search(rf"^ +(async )?def {each}\(", inspect.getsource(made), re.MULTILINE)
 
 
 @pytest.mark.parametrize("module", MODES, ids=lambda module: module.__name__)

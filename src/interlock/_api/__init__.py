@@ -1,1 +1,1 @@
-"""The public API, once: each method in a core class; `interlock.threads` and `interlock.aio` are its two faces."""
+"""The cores of the public classes: each method once, as `async def _method`; `interlock.aio` and `.threads` call it."""

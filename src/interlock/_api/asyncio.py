@@ -4,34 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._protocol.names import token_part
 from interlock._session.session import Session
 from interlock._transports.blocking.runtime import Mutex
 
-from .face import awaitable
-from .interlock import InterlockCore, MemberT, MultiLeaseT
+from .interlock import InterlockCore
 from .lock import LockableCore
 from .misuse import OnlyAsyncWith
+from .multilease import MultiLeaseCore
 from .named import StateT
 from .options import LeaseT
+from .scopes import LeaseForAsyncio
 from .section import Section, WithExit, section_of_this_with
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Coroutine
     from types import TracebackType
 
     from interlock._client.grant import Attempt
     from interlock._protocol.types import Resource, Server
 
-P = ParamSpec("P")
-R = TypeVar("R")
+    from .lease import LeaseCore
+
+stepping: Final = aclosing  # what runs an asynchronous generator: see the one of threads
 
 
-class InterlockForAsyncio(
-    InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyAsyncWith
-):  # a session for each loop that uses it
+class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each loop that uses it
     _for_asyncio = True
 
     def _start(self) -> None:
@@ -61,7 +62,7 @@ class InterlockForAsyncio(
                 self.max_ttl,
                 self._farewell,
                 self.try_for,
-                frames_to_user=2,  # _acquire
+                frames_to_user=3,  # acquire, _acquire
                 registry=self.registry,
             )
             with self._guard:
@@ -115,6 +116,22 @@ def _task(_: Resource) -> tuple[str, weakref.ref[Any] | None]:
     return (token_part(task.get_name()), weakref.ref(task)) if task else ("-", None)
 
 
+class MultiLeaseForAsyncio(MultiLeaseCore, LeaseForAsyncio):
+    """Several leases as one, which are released all at once."""
+
+    __slots__ = ()
+
+    async def _release_each(self, leases: list[LeaseCore]) -> list[bool | BaseException]:
+        depths = [lease._depth for lease in leases]
+        try:
+            return await asyncio.gather(*(lease._release() for lease in leases), return_exceptions=True)
+        except asyncio.CancelledError:
+            for lease, depth in zip(leases, depths, strict=True):
+                if not lease._ended and lease._depth == depth:  # cancelled before it began
+                    lease._abandon()
+            raise
+
+
 class SectionForAsyncio(Section):
     """The `__aexit__` of one `async with`."""
 
@@ -126,11 +143,6 @@ class Lockable(LockableCore[StateT, LeaseT], OnlyAsyncWith):
     """Something that can be held: an `async with` holds it, a decorated function runs under it."""
 
     __slots__ = ()
-    inspect = awaitable(LockableCore[StateT, LeaseT]._inspect)
-    revoke = awaitable(LockableCore[StateT, LeaseT]._revoke)
-
-    def __aenter__(self) -> Coroutine[object, object, LeaseT]:
-        return self._enter_as_task(section_of_this_with(self, SectionForAsyncio))
 
     async def _enter_as_task(self, section: Section) -> LeaseT:
         try:
@@ -144,10 +156,14 @@ class Lockable(LockableCore[StateT, LeaseT], OnlyAsyncWith):
 
     if TYPE_CHECKING:
 
+        async def __aenter__(self) -> LeaseT: ...
         async def __aexit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None: ...
-        def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]: ...
 
-    else:
+    else:  # help() would show a type variable
+
+        def __aenter__(self) -> Coroutine[object, object, object]:
+            return self._enter_as_task(section_of_this_with(self, SectionForAsyncio))
+
         __aexit__ = WithExit(SectionForAsyncio)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.election import Watch
 from interlock._client.election import leader as leader_of
@@ -14,13 +14,14 @@ from interlock._protocol.types import Stopped
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 
 from .functions import checked_stop, checked_work
-from .lease import EventT, LeaseCore
+from .lease import LeaseCore
 from .lock import LockCore
-from .options import UNSET, LeaseT, Unset
+from .misuse import made_by_interlock
+from .options import LeaseT, Unset
 from .section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Callable
     from contextlib import AbstractAsyncContextManager
 
     from interlock._client.core import Core
@@ -28,12 +29,10 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Resource
     from interlock.primitives.election import Leader
 
-
-R = TypeVar("R")
 OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew
 
 
-class LeadershipCore(LeaseCore[EventT]):
+class LeadershipCore(LeaseCore):
     """The leader's lease."""
 
     __slots__ = ()
@@ -44,45 +43,34 @@ class LeadershipCore(LeaseCore[EventT]):
         return self.fence
 
     async def _resign(self) -> bool:
-        """Stop leading; the next leader is elected at once. Returns whether this one still led. Raises Unavailable."""
         return await self._release()
 
 
-class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
-    """One of many leads; see Interlock.election. `acquire` and `campaign` are the same, and a `with` leads."""
+class ElectionCore(LockCore[LeaseT]):
+    """One of many leads; see Interlock.election."""
 
     __slots__ = ("_won",)
     _init_advice = "An Interlock makes it, as in Interlock(url).election(name)"
     _lease_type: Callable[[Core, Grant], LeaseT]
-    _stop_scope: Callable[[EventT | None], AbstractAsyncContextManager[object, bool | None]]
+    _stop_scope: Callable[[Any], AbstractAsyncContextManager[object, bool | None]]
     """Cancels its body when the event is set, if this mode can."""
 
+    @made_by_interlock
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
         super().__init__(interlock, resource, options)
         self._won: weakref.ref[Any] | None = None  # the last of its leases
 
-    async def _campaign(self, timeout: float | Unset | None = UNSET) -> LeaseT:
-        """Wait until this process leads. Returns the leader's lease, with its term.
-
-        `timeout` is in seconds: None waits for ever, 0 does not wait; by default it is that of the election. Raises
-        AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
-        """
+    async def _campaign(self, timeout: float | Unset | None) -> LeaseT:
         return await self._acquire(timeout)
 
     async def _resign(self) -> bool:
-        """Stop leading, if this object won the election. Returns whether it still led. Raises Unavailable."""
         lease = self._won() if self._won else None
         return lease is not None and await lease._release()
 
     async def _leader(self) -> Leader | None:
-        """Return who leads now, or None if nobody does: old when you read it. Raises Unavailable or ConfigError."""
         return await leader_of(self._session.core, self._primitive)
 
-    async def _observe(self) -> AsyncIterator[Leader | None]:
-        """Yield who leads now, and then each change when it happens: None while nobody leads. Ends with the Interlock.
-
-        Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
-        """
+    async def _observe(self) -> AsyncGenerator[Leader | None]:
         watch = Watch(self._session.core, self._primitive)
         try:
             while not watch.core.closed:
@@ -93,15 +81,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
         finally:
             watch.close()
 
-    async def _run(self, work: Callable[[LeaseT], Awaitable[R]], *, stop: EventT | None = None) -> R | None:
-        """Lead, and call `work(lease)` as the leader; then resign, and return what `work` returned.
-
-        If the lease is lost meanwhile, this campaigns again, and so through every outage of the server. It returns None
-        once `stop` is set, this object or its lease resigns, or the Interlock is closed. In asyncio `work` is awaited,
-        and cancelled by each of these and by a loss; a `work` that `stop` cancels leads until it has ended. In threads
-        nothing interrupts `work`, which leads until it returns: it must look at `stop`, and at `lease.ended` or
-        `lease.ensure()`; its result counts if the lease was not lost. Raises what `work` raises, and ConfigError.
-        """
+    async def _run(self, work: Callable[[LeaseT], Any], *, stop: Any) -> Any | None:
         self._interlock._check_not_closed()
         checked_work(self._primitive, work)
         checked_stop(self._primitive, stop, for_asyncio=self._interlock._for_asyncio)
@@ -118,8 +98,7 @@ class ElectionCore(LockCore[LeaseT], Generic[LeaseT, EventT]):
                             return None
                         lease._mark_held_by_call()
                         lease._begin(until_any_end=True)
-                        result: R = await self._call(work, lease)
-                        return result
+                        return await self._call(work, lease)
                 except LeaseLost as error:
                     if not self._campaigns_again(lease, error):
                         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._client.grant import Grant
 from interlock._client.renewal import dropped_text
@@ -34,16 +34,6 @@ if TYPE_CHECKING:
 Reply = bytes | str | int | float | None | list["Reply"]
 
 
-class Event(Protocol):
-    """An event of threading or of asyncio."""
-
-    def set(self) -> None: ...
-    def is_set(self) -> bool: ...
-
-
-EventT = TypeVar("EventT", bound=Event)
-
-
 class LeaseState(enum.StrEnum):
     """How much a lease is worth now."""
 
@@ -66,11 +56,11 @@ def described_state(state: LeaseState, remaining: float, but: str = " unless ren
     return state.value if state in _ENDED else f"{state.value}, ends in {remaining:.3f} s{but}"
 
 
-class WatchedCore(Face, Generic[EventT]):
+class WatchedCore(Face):
     """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
 
     __slots__ = ("_bodies", "_core", "_end_event", "_lost_event")
-    _event_type: Callable[[], EventT]
+    _event_type: Callable[[], Any]
     _core: Core
     _lost_event: Any
     _end_event: Any
@@ -81,22 +71,16 @@ class WatchedCore(Face, Generic[EventT]):
     _bodies: tuple[Any, ...]
     """What threads or tasks do inside of it, the innermost last: see `LeaseForThreads`, `LeaseForAsyncio`."""
 
-    @property
-    def lost(self) -> EventT:
-        """An event that is set when the lease is lost; of several leases as one, when any of them is."""
+    def _event_of_loss(self) -> Any:
         with self._core.runtime.mutex:
-            event: EventT = self._lost_event or self._event_type()
-            self._lost_event = event
+            event = self._lost_event = self._lost_event or self._event_type()
         if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
             event.set()
         return event
 
-    @property
-    def ended(self) -> EventT:
-        """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
+    def _event_of_end(self) -> Any:
         with self._core.runtime.mutex:
-            event: EventT = self._end_event or self._event_type()
-            self._end_event = event
+            event = self._end_event = self._end_event or self._event_type()
         if self.state in _ENDED:
             event.set()
         return event
@@ -106,8 +90,8 @@ class WatchedCore(Face, Generic[EventT]):
         """HELD, JEOPARDY, LOST or RELEASED, judged now; of several leases the worst."""
         raise NotImplementedError
 
-    def ensure(self) -> None:
-        """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
+    def _ensure(self) -> None:
+        """Raise LeaseLost unless the lease is certainly still ours. No I/O."""
         raise NotImplementedError
 
     def _check_loop(self, error: RuntimeError) -> None:
@@ -155,7 +139,7 @@ class WatchedCore(Face, Generic[EventT]):
 
     async def _enter(self) -> None:
         """Enter a section by a `with` of the lease itself. Raises LeaseLost: no body runs under one that has ended."""
-        self.ensure()
+        self._ensure()
         self._begin()
 
     def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
@@ -167,11 +151,8 @@ class WatchedCore(Face, Generic[EventT]):
         return self._leave(error)
 
 
-class LeaseCore(WatchedCore[EventT]):
-    """One grant of a lock: hold it in a `with` (asyncio: `async with`), or release it yourself.
-
-    Any thread may release it; in asyncio, any task of its loop.
-    """
+class LeaseCore(WatchedCore):
+    """One grant of a lock."""
 
     __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases")
 
@@ -181,7 +162,7 @@ class LeaseCore(WatchedCore[EventT]):
         self._lost_event = self._end_event = None
         self._bodies = ()
         self._depth: int = 1  # how often it was acquired, and not released yet
-        self._multi_leases: tuple[weakref.ref[WatchedCore[Any]], ...] = ()  # of which it is a part
+        self._multi_leases: tuple[weakref.ref[WatchedCore], ...] = ()  # of which it is a part
         grant.lease = weakref.ref(self)
 
     @property
@@ -216,23 +197,16 @@ class LeaseCore(WatchedCore[EventT]):
         )
         return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
 
-    def remaining(self) -> float:
-        """Seconds for which the lease is certainly ours, without another renewal; 0.0 once it has ended."""
+    def _remaining(self) -> float:
         if self._grant.end_reason is not None:
             return 0.0
         return max(0.0, self._grant.hold.deadline - self._core.runtime.now())
 
-    def ensure(self) -> None:
-        """Raise LeaseLost unless the lease is certainly still ours. No I/O: cheap enough before every write."""
+    def _ensure(self) -> None:
         if why := self._grant.reason_ended(self._core.runtime.now()):
             raise self._grant.error(why)
 
     async def _release(self) -> bool:
-        """Give the lock back. Returns whether it was still ours. Safe to repeat.
-
-        Of an rlock, each call takes back one acquire, and the last one gives the lock back. Raises Unavailable if no
-        server answers whether it was ours; the release goes on in the background then.
-        """
         if self._leaves_inner():
             return self.state not in _ENDED
         try:
@@ -242,7 +216,6 @@ class LeaseCore(WatchedCore[EventT]):
             raise
 
     async def _extend(self, ttl: float) -> None:
-        """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
         try:
             await self._core.extend(self._grant, ttl)
         except ConfigError as error:
@@ -254,12 +227,6 @@ class LeaseCore(WatchedCore[EventT]):
     async def _execute(
         self, command: str, *args: str | bytes | float, keys: Sequence[str | bytes] | None = None
     ) -> Reply:
-        """Run one Redis command in the server if, and only if, the lease is still ours there: one atomic step.
-
-        `keys` are those arguments that are keys (the server is asked if they are not given); in a cluster they must
-        share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
-        the command may have run; LeaseLost if it was not run.
-        """
         try:
             check_command(command, keys)
             reply: Reply = await self._core.execute(self._grant, command, args, keys)
@@ -303,7 +270,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     async def _leave_inner(self, error: BaseException | None) -> None:
         if error is None and self.state is LeaseState.LOST:
-            self.ensure()
+            self._ensure()
 
     def _leaves_inner(self) -> bool:
         """Take back one acquire of an rlock: whether others are left."""
@@ -318,7 +285,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     def _reenter(self) -> Self:
         """Acquire it once more. Raises LeaseLost."""
-        self.ensure()
+        self._ensure()
         is_counted = False
         try:
             with self._core.runtime.mutex:
@@ -376,7 +343,7 @@ class LeaseCore(WatchedCore[EventT]):
 
     def __repr__(self) -> str:
         renewed = self._grant.attempt.options.renew
-        state = described_state(self.state, self.remaining(), " unless renewed" if renewed else "")
+        state = described_state(self.state, self._remaining(), " unless renewed" if renewed else "")
         return f"<Lease {self.name!r} fence={self.fence} {state}>"
 
     def __del__(self) -> None:

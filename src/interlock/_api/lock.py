@@ -16,7 +16,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 
 from .functions import checked_awaitable, checked_function, checked_result, checked_tag
-from .misuse import LOCK_HINTS
+from .misuse import LOCK_HINTS, made_by_interlock
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
 from .section import Section
@@ -43,20 +43,14 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     """Makes the lease of a grant, and remembers the lease if callers may re-enter it, before the caller gets it."""
     _is_reentrant: ClassVar[bool] = False
 
+    @made_by_interlock
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
-        super().__init__(interlock, resource)
+        self._describe(interlock, resource)
         self._options = options
         self._inside: dict[weakref.ref[Any], weakref.ref[Any]] = {}  # by thread or task: the lease it entered last
         self._by_hand: list[Section] = []  # what was entered by __enter__() without a `with`, the innermost last
 
     async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
-        """Wait until this is acquired. Returns its lease.
-
-        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the lockable. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a
-        call that is cancelled or interrupted. An rlock raises LeaseLost if its caller holds it, and has lost it. In
-        threads, a wait inside of a `with` whose lease somebody revokes meanwhile ends with that LeaseLost.
-        """
         if self._is_reentrant and (held := self._reenter()) is not None:
             return held
         try:
@@ -68,23 +62,12 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         return lease
 
     async def _try_acquire(self) -> LeaseT | None:
-        """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
-
-        One try, of `try_for` seconds at most. Raises Unavailable if the server does not answer in that time, or
-        ConfigError.
-        """
         try:
             return await self._acquire(0)
         except AcquireTimeout:
             return None
 
-    async def _revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from whoever holds it: each holder learns the `reason`. Returns whether there was a holder.
-
-        The next waiter gets it when a holder has released it, or the holder's lease has run out. With `force` the next
-        waiter gets it at once, though the holder may still be writing: that is unsafe unless fences are checked.
-        Raises Unavailable or ConfigError.
-        """
+    async def _revoke(self, reason: str, force: bool) -> bool:
         return await self._revoke_holders(reason_text(self._primitive, reason), force=force)
 
     async def _revoke_holders(self, reason: str, *, force: bool) -> bool:
@@ -102,8 +85,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     async def _inspected_lock(self) -> LockInspect:
         return LockInspect.parse(await self._inspected("1"))
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function (asyncio: an `async def`): each call of it runs while this is held."""
+    def _decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, of which each call runs while this is held."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         checked_tag(self._primitive, self.name, function)
 
@@ -172,11 +155,7 @@ class LockCore(LockableCore[LockState, LeaseT]):
 
 
 class RLockCore(LockCore[LeaseT]):
-    """A lock that its holder may acquire again; see Interlock.rlock.
-
-    While a thread or task (or owner) holds it, `acquire()` returns the same lease once more, without I/O. Each acquire
-    needs its own release; the last release gives the lock back.
-    """
+    """A lock that its holder may acquire again; see Interlock.rlock."""
 
     __slots__ = ()
     _init_advice = "An Interlock makes it, as in Interlock(url).rlock(name)"

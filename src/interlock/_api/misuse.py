@@ -1,19 +1,23 @@
 """What an error says to somebody who knows another library: which option or method of interlock does what they want.
 
-Nothing here runs unless a call has failed already.
+The decorators `advising` and `making` stand on the public methods, and add the way out to an error of the call. All
+else here runs only if a call has failed already.
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import re
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
+
+from interlock._protocol.names import has_address
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-    from interlock.errors import ConfigError
-
+F = TypeVar("F", bound="Callable[..., Any]")
 MAX_SHOWN: Final = 100  # characters of a name, in an error that is about something else
 _TRY: Final = "To try without waiting: try_acquire(), or acquire(0)"
 _TTL: Final = "The ttl of a lease is ttl=, in seconds; a living holder's lease is renewed"
@@ -91,6 +95,13 @@ _OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
     "Lease.extend()": dict.fromkeys(_TTLS, _EXTEND),
     "Latch.revoke()": {"force": "A latch has no holder to wait for: leave force= out"},
 }
+_ADDRESS_ADVICE: Final = (
+    "this name has the address of an object, which is another one in each process. Name an attribute of the object, as "
+    "in f'user:{user.id}'"
+)
+_SIDE: Final = (
+    "Give the options to rwlock(name, timeout=...), and the timeout of one call to .acquire(timeout) of that side"
+)
 _OWN_OPTIONS: Final = (
     "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "registry", "ttl", "timeout", "renew",
     "max_hold", "fair", "on_lost", "acks", "fsync", "max_waiters", "owner", "limit", "permits", "count", "parties",
@@ -110,26 +121,79 @@ _REQUIRED: Final[Mapping[str, str]] = {
 _TOO_MANY: Final = re.compile(r"takes (from \d+ to )?\d+ positional arguments? but")
 
 
-def advised(error: TypeError, advice: str = "", *, whole: bool = False) -> TypeError:
-    """The error of Python for arguments that do not fit, with the way out. `whole`: those of the Interlock itself."""
+def advising(method: F) -> F:
+    """A method whose TypeError for arguments that do not fit says the way out."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except TypeError as error:
+            if _is_of_this_call(error):
+                raise advised(error) from None
+            raise
+
+    return cast("F", call)
+
+
+def making(method: F) -> F:
+    """A method of the Interlock that makes what has a name: its errors say that name, and the way out."""
+
+    @functools.wraps(method)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        name = args[1] if len(args) > 1 else kwargs.get("name")
+        try:
+            if isinstance(name, str) and has_address(name):
+                raise ConfigError(_ADDRESS_ADVICE)
+            return method(*args, **kwargs)
+        except TypeError as error:
+            if _is_of_this_call(error):
+                raise advised(error) from None
+            raise
+        except ConfigError as error:
+            raise named(error, f"{method.__name__}({name!r})", name) from error.__cause__
+
+    return cast("F", make)
+
+
+def made_by_interlock(init: F) -> F:
+    """A constructor that only an Interlock calls: its TypeError says which method of the Interlock does."""
+
+    @functools.wraps(init)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except TypeError as error:
+            if _is_of_this_call(error):
+                unfit = str(error).partition("()")[2]
+                raise TypeError(f"{type(self).__name__}.__init__(){unfit}. {self._init_advice}") from None
+            raise
+
+    return cast("F", call)
+
+
+def advised(error: TypeError) -> TypeError:
+    """The error of Python for arguments that do not fit, with the way out."""
     text = str(error)
-    if not advice:
-        advice = _advice(text, whole=whole)
+    advice = _advice(text)
     return TypeError(f"{text}. {advice}") if advice else error
 
 
-def _advice(text: str, *, whole: bool) -> str:
+def _advice(text: str) -> str:
+    if text.startswith(("RWLock.read()", "RWLock.write()")):
+        return _SIDE
     if unexpected := _UNEXPECTED.search(text):
-        return _advice_on_option(unexpected[1], text, whole=whole)
+        return _advice_on_option(unexpected[1], text)
     if missing := _MISSING.search(text):
         return _REQUIRED.get(missing[1], "")
     return _advice_on_positions(text) if _TOO_MANY.search(text) else ""
 
 
-def _advice_on_option(option: str, text: str, *, whole: bool) -> str:
+def _advice_on_option(option: str, text: str) -> str:
     if "try_acquire()" in text and option == "timeout":
         return _NO_WAIT
-    options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if whole or "acquire()" in text else _OPTIONS
+    is_whole = text.startswith(("Interlock.__init__()", "Interlock.quorum()"))
+    options = {**_OPTIONS, **_INTERLOCK_OPTIONS} if is_whole or "acquire()" in text else _OPTIONS
     for method, advice in _OF_METHOD.items():
         if text.startswith(method) and option in advice:
             return advice[option]
@@ -152,7 +216,7 @@ def _advice_on_positions(text: str) -> str:
     return f"Give options by their names, as in ttl=10, timeout=5{several}"
 
 
-def is_of_this_call(error: TypeError) -> bool:
+def _is_of_this_call(error: TypeError) -> bool:
     """Whether the arguments of the call itself did not fit, in the function that catches this error."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None
 

@@ -13,6 +13,7 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
+from .misuse import made_by_interlock
 from .options import UNSET, LeaseT, Unset, timeout_of
 
 if TYPE_CHECKING:
@@ -32,18 +33,13 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     _init_advice = "An Interlock makes it, as in Interlock(url).multi(lock, other_lock)"
     _lease_type: Callable[..., LeaseT]
 
+    @made_by_interlock
     def __init__(self, interlock: Any, lockables: Iterable[Any], options: AcquireOptions) -> None:
         members = sorted(lockables, key=lambda each: each._primitive.keys[0].encode())
         super().__init__(interlock, multi_resource([member._primitive for member in members]), options)
         self._members = members
 
     async def _acquire(self, timeout: float | Unset | None = UNSET) -> LeaseT:
-        """Wait until all of these are acquired. Returns the lease over all.
-
-        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
-        that is cancelled or interrupted.
-        """
         core = self._session.core
         timeout = self._options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
         try_for = core.patient_timeout if any(each._options.acks for each in self._members) else core.try_for
@@ -113,7 +109,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     def _ensure_all(leases: Leases) -> None:
         """Raise LeaseLost if one that was acquired earlier has been lost since."""
         for lease in leases.values():
-            lease.ensure()
+            lease._ensure()
 
     async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
         """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from .lease import EventT, LeaseCore, LeaseState, WatchedCore, described_state
+from .lease import LeaseCore, LeaseState, WatchedCore, described_state
 from .misuse import MULTI_LEASE_HINTS
 
 if TYPE_CHECKING:
@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock.errors import LeaseLost
 
-PartT = TypeVar("PartT", bound=LeaseCore[Any])
 
-
-class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
-    """Several leases as one: `lease.fence["a"]` is the fence of one, `lease["a"]` its lease."""
+class MultiLeaseCore(WatchedCore):
+    """Several leases as one."""
 
     __slots__ = ("__weakref__", "_leases", "_name", "_on_lost_call", "_told")
     _hints = MULTI_LEASE_HINTS
@@ -31,7 +29,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         self._bodies = ()
         self._on_lost_call = on_lost
         self._name = name
-        self._leases: dict[str, PartT] = leases
+        self._leases: dict[str, LeaseCore] = leases
         self._told = False
         for lease in leases.values():
             lease._multi_leases = (*(each for each in lease._multi_leases if each()), weakref.ref(self))
@@ -43,8 +41,7 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         """The names that were locked, in the order of their keys."""
         return self._name
 
-    def __getitem__(self, name: str) -> PartT:
-        """Return the lease on one of them: for its `execute`, or its token."""
+    def _part(self, name: str) -> Any:
         if name not in self._leases:
             raise KeyError(f"multi {self._name!r} has no lock {name!r}. It has {', '.join(map(repr, self._leases))}")
         return self._leases[name]
@@ -64,27 +61,21 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
             if each in states
         )
 
-    def remaining(self) -> float:
-        """Seconds for which all of them are certainly ours; 0.0 once one has ended."""
-        return min(lease.remaining() for lease in self._leases.values())
+    def _remaining(self) -> float:
+        return min(lease._remaining() for lease in self._leases.values())
 
-    def ensure(self) -> None:
-        """Raise LeaseLost unless all are certainly still ours. No I/O: cheap enough before every write."""
+    def _ensure(self) -> None:
         for lease in self._leases.values():
-            lease.ensure()
+            lease._ensure()
 
     async def _release(self) -> bool:
-        """Give all of them back. Returns whether all were still ours. Safe to repeat.
-
-        Raises Unavailable if no server answers whether they were; the release goes on in the background then.
-        """
         ours = await self._release_each([*self._leases.values()])
         for each in ours:
             if isinstance(each, BaseException):
                 raise each
         return all(ours)
 
-    async def _release_each(self, leases: list[PartT]) -> list[bool | BaseException]:
+    async def _release_each(self, leases: list[LeaseCore]) -> list[bool | BaseException]:
         """Release each, whatever becomes of the others; in asyncio all at once."""
         released: list[bool | BaseException] = []
         for lease in leases:
@@ -95,7 +86,6 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         return released
 
     async def _extend(self, ttl: float) -> None:
-        """Make all of them last at least `ttl` seconds from now. Raises LeaseLost or Unavailable."""
         for lease in self._leases.values():
             await lease._extend(ttl)
 
@@ -159,4 +149,4 @@ class MultiLeaseCore(WatchedCore[EventT], Generic[EventT, PartT]):
         return {"lock": self._name, "kind": "multi", "fence": None, "token": None}
 
     def __repr__(self) -> str:
-        return f"<MultiLease {self._name!r} {described_state(self.state, self.remaining())}>"
+        return f"<MultiLease {self._name!r} {described_state(self.state, self._remaining())}>"

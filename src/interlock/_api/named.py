@@ -11,7 +11,7 @@ from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall
 
 from .face import Face
-from .misuse import NoWith, named
+from .misuse import NoWith, made_by_interlock, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class NamedCore(Face, Generic[StateT]):
     """Something that a name stands for, on this Interlock: safe to share between threads and tasks."""
 
     __slots__ = ("__weakref__", "_interlock", "_primitive")
-    _init_advice: ClassVar[str | None] = (
+    _init_advice: ClassVar[str] = (
         "An Interlock makes it, as in Interlock(url).lock(name). What redis-py's client.lock() takes as lock_class= is "
         "Lock or AsyncLock of interlock.compat.redis_py"
     )
@@ -35,7 +35,11 @@ class NamedCore(Face, Generic[StateT]):
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""
 
+    @made_by_interlock
     def __init__(self, interlock: Any, resource: Resource) -> None:
+        self._describe(interlock, resource)
+
+    def _describe(self, interlock: Any, resource: Resource) -> None:
         interlock._require_supported(resource.kind)
         self._interlock = interlock
         self._primitive = resource
@@ -46,10 +50,6 @@ class NamedCore(Face, Generic[StateT]):
         return self._primitive.name
 
     async def _inspect(self) -> StateT:
-        """Ask the server who holds this and who waits for it. For people: the answer is old when you read it.
-
-        Raises Unavailable or ConfigError.
-        """
         return await self._state()
 
     async def _state(self) -> StateT:
@@ -87,11 +87,6 @@ class BreakableCore(NamedCore[StateT], NoWith):
     _instead_of_with = "nobody holds it. Call wait()"
 
     async def _revoke(self, reason: str) -> bool:
-        """Break this for all that wait: each of them gets BrokenBarrier, with `reason`.
-
-        A barrier works again after `reset()`; a latch does not. Returns whether there was one to break: no latch that
-        is open, and nothing that is broken already. Raises Unavailable or ConfigError.
-        """
         revoking = self._revoking(reason, force=False)
         call = BreakCall(f"revoke/{secrets.token_hex(16)}", f"it was revoked: {revoking.why}")
         return await revoking.send([], [call])

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from interlock.primitives import once as script
 from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
 from .functions import checked_function, checked_work
 from .lock import LockableCore
-from .misuse import ONCE_HINTS, NoWith
+from .misuse import ONCE_HINTS, NoWith, made_by_interlock
 from .options import LeaseT
 from .run_names import NAMED, RunNames, RunSource
 from .section import Section
 from .synchronized import decorated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from interlock._client.grant import AcquireOptions
     from interlock._protocol.types import Resource
     from interlock.primitives.lock import LockInspect
-
-
-R = TypeVar("R")
 
 
 class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
@@ -36,6 +33,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
     _instead_of_with = "it runs a function, by run(work) or as a decorator"
     _state_of = staticmethod(script.parse_state)
 
+    @made_by_interlock
     def __init__(
         self,
         interlock: Any,
@@ -58,24 +56,18 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
             return self
         return self._named(RunNames(self._primitive, self._source, self._interlock.prefix).of((), {}))
 
-    async def _run(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
-        """Call `work(lease)` (asyncio: await it), unless another process does that work or has done it.
-
-        Returns Ran, with the value that `work` returned, or Skipped. Raises what `work` raises; LeaseLost if `work`
-        took longer than at_most, or if its lease ended before it did: it was lost, or the Interlock was closed;
-        Unavailable.
-        """
+    async def _run(self, work: Callable[[LeaseT], Any]) -> Ran[Any] | Skipped:
         checked_work(self._primitive, work)
         return await self._now()._run_named(work)
 
-    async def _run_named(self, work: Callable[[LeaseT], Awaitable[R]]) -> Ran[R] | Skipped:
+    async def _run_named(self, work: Callable[[LeaseT], Any]) -> Ran[Any] | Skipped:
         async with Section(self) as section:
             lease = await self._begin(section)
             if isinstance(lease, Skipped):
                 return lease
             lease._begin(until_any_end=True)
-            value: R = await self._call(work, lease)
-            lease.ensure()
+            value = await self._call(work, lease)
+            lease._ensure()
             lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=True)  # what its release says
             return script.ran_result(lease.name, lease.token, lease.fence, value)
 
@@ -93,8 +85,8 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=False)
         return lease
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function (asyncio: an `async def`): each call of it runs it once, or is skipped; see `run()`."""
+    def _decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, of which each call runs once, or is skipped."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         names = RunNames(self._primitive, self._source, self._interlock.prefix, function)
         names.warn_of_frozen(function)
@@ -110,10 +102,6 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         return decorated(function, once, for_asyncio=self._interlock._for_asyncio)
 
     async def _forget(self) -> bool:
-        """Let the work run again, though it has run. Returns whether anything kept it from that.
-
-        Raises Unavailable or ConfigError.
-        """
         named = self._now()
         inspected = OnceInspect.parse(await named._inspected("1"))
         if inspected.note:

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._client.error_texts import about
 from interlock._protocol.names import duration
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from interlock._protocol.types import Resource
 
     from .lease import WatchedCore
 
-LeaseT = TypeVar("LeaseT", bound="WatchedCore[Any]")
+LeaseT = TypeVar("LeaseT", bound="WatchedCore")
 DEFAULT_TTL: Final = 30.0  # seconds
 
 
@@ -28,21 +26,6 @@ class Unset:
 
 
 UNSET: Final = Unset()
-
-
-class OptionsOf(TypedDict, Generic[LeaseT], total=False):
-    """How something is acquired and held; Interlock.lock says what each means, and what it is by default."""
-
-    ttl: float
-    timeout: float | None
-    renew: bool
-    max_hold: float | None
-    fair: bool
-    confirm: bool | None
-    max_waiters: int | None
-    on_lost: Callable[[LeaseT], object] | None
-    acks: int | Literal["majority", "all"] | None
-    fsync: bool
 
 
 def timeout_of(timeout: object, resource: Resource | None = None) -> float | None:

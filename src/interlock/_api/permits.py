@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from interlock._client import permits as client
 from interlock._client.error_texts import about
@@ -11,7 +11,7 @@ from interlock.primitives import permits as script
 from interlock.primitives.permits import PermitInspect, SemaphoreState
 
 from .lock import LockableCore
-from .misuse import RWLOCK_HINTS
+from .misuse import RWLOCK_HINTS, made_by_interlock
 from .named import NamedCore
 from .options import UNSET, LeaseT, Unset, timeout_of
 
@@ -48,11 +48,6 @@ class SemaphoreCore(PermitsCore[LeaseT]):
     _init_advice = "An Interlock makes it, as in Interlock(url).semaphore(name, limit)"
 
     async def _acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> LeaseT:
-        """Wait until so many permits are acquired. Returns one lease, which holds all of them.
-
-        `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
-        """
         core, options = self._session.core, self._options
         timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
         resource = script.with_permits(self._primitive, permits)
@@ -60,25 +55,15 @@ class SemaphoreCore(PermitsCore[LeaseT]):
         return lease
 
     async def _try_acquire(self, *, permits: int = 1) -> LeaseT | None:
-        """Acquire so many permits if they are free now. Returns their lease, or None.
-
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
-        """
         try:
             return await self._acquire(0, permits=permits)
         except AcquireTimeout:
             return None
 
     async def _available(self) -> int:
-        """Return how many permits are free now: old when you read it. Raises Unavailable or ConfigError."""
         return await client.available(self._session.core, self._primitive)
 
     async def _set_limit(self, limit: int) -> None:
-        """Change the limit for everybody, in the server. Holders keep what they have.
-
-        Requests that wait for more permits than that fail, and so do clients that use another limit from then on.
-        Raises Unavailable or ConfigError.
-        """
         self._primitive = await client.set_limit(self._session.core, self._primitive, limit)
 
 
@@ -103,11 +88,6 @@ class RWSideCore(PermitsCore[LeaseT]):
         return lease
 
 
-RW_ADVICE: Final = (
-    "Give the options to rwlock(name, timeout=...), and the timeout of one call to .acquire(timeout) of that side"
-)
-
-
 class RWLockCore(NamedCore[SemaphoreState]):
     """Many readers or one writer; see Interlock.rwlock."""
 
@@ -115,8 +95,9 @@ class RWLockCore(NamedCore[SemaphoreState]):
     _init_advice = "An Interlock makes it, as in Interlock(url).rwlock(name)"
     _state_of = staticmethod(script.parse_state)
 
+    @made_by_interlock
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
-        super().__init__(interlock, resource)
+        self._describe(interlock, resource)
         self._options = options
 
     _hints = RWLOCK_HINTS
@@ -138,14 +119,9 @@ class RWLockCore(NamedCore[SemaphoreState]):
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    def _read(self) -> tuple[Any, ...]:
-        """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""
-        return self._interlock, self._primitive, self._options
+    def _to_write(self) -> Resource:
+        """What a writer asks the server for."""
+        return script.write_resource(self.name, self._interlock.prefix)
 
-    def _write(self) -> tuple[Any, ...]:
-        """Return what a writer holds, alone. A reader is refused: it would wait for itself."""
-        return self._interlock, script.write_resource(self.name, self._interlock.prefix), self._options
-
-    async def _revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
-        return await RWSideCore[Any](*self._read())._revoke(reason, force)
+    async def _revoke(self, reason: str, force: bool) -> bool:
+        return await RWSideCore[Any](self._interlock, self._primitive, self._options)._revoke(reason, force)

@@ -89,7 +89,7 @@ class Body(CancelScope):
         """Whether it is cancelled by any end that another task makes, and not by a loss only."""
 
 
-class LeaseForAsyncio(WatchedCore[asyncio.Event], OnlyAsyncWith):
+class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
     """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
 
     The body that was cancelled turns that into LeaseLost; those around it see LeaseLost come out of it.
@@ -110,7 +110,7 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event], OnlyAsyncWith):
         super()._on_end()
 
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
-        self.ensure()  # no body runs under a lease that has ended
+        self._ensure()  # no body runs under a lease that has ended
         self._bodies = (*self._bodies, Body(who, until_any_end=until_any_end))
 
     def _body_left(self) -> Body | None:
@@ -155,7 +155,7 @@ class LeaseForAsyncio(WatchedCore[asyncio.Event], OnlyAsyncWith):
             if interrupted and error is not None:
                 raise error
             if converts:  # it was not lost: somebody else gave it back
-                self.ensure()
+                self._ensure()
         except LeaseLost as lost:
             raise lost from error
         finally:

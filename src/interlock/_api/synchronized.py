@@ -10,7 +10,6 @@ from interlock._protocol.run import run
 from interlock.errors import ConfigError
 from interlock.primitives.lock import lock_resource
 
-from .face import raise_stop_iteration
 from .functions import checked_function
 from .naming import Arguments, Naming, example_of
 from .options import UNSET, Unset
@@ -29,11 +28,7 @@ def decorated(
     """`call` in place of the user's function, which is an `async def` or none."""
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return run(call(*args, **kwargs))
-        except RuntimeError as error:
-            raise_stop_iteration(error)
-            raise
+        return run(call(*args, **kwargs))
 
     return functools.wraps(function)(call if for_asyncio else blocking)
 

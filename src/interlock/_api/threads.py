@@ -1,6 +1,6 @@
-"""What only threads have: methods that block, an Interlock with one session, `with`, and a thread as the caller.
+"""What only threads have: an Interlock with one session, `with`, and a thread as the caller.
 
-The server for threads suspends no coroutine, so a method runs its coroutine to the end without an event loop.
+The server for threads suspends no coroutine, so `run` runs each to its end without an event loop.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import inspect
 import sys
 import threading
 import weakref
+from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from interlock._client.places import calling_place, line_of
 from interlock._protocol.lock_fields import lock_fields
@@ -19,69 +20,46 @@ from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._session.session import Session
 
-from .face import present, raise_stop_iteration
-from .interlock import InterlockCore, MemberT, MultiLeaseT
+from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
-from .misuse import OnlyWith, advised, is_of_this_call
+from .misuse import OnlyWith
+from .multilease import MultiLeaseCore
 from .named import StateT
 from .options import LeaseT
 from .section import Section, WithExit, is_driven_by_pool, section_of_this_with
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
     from types import TracebackType
 
     from interlock._protocol.types import Resource
 
-P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
 
 
-def blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]]) -> Callable[Concatenate[S, P], R]:
-    """The method for threads: the calling thread runs the coroutine to its end."""
+StopScope: Final = nullcontext  # nothing interrupts a thread: see the one of asyncio
 
-    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+
+@contextmanager
+def stepping(steps: AsyncGenerator[R]) -> Generator[Iterator[R]]:
+    """The steps of an asynchronous generator, and its end: what `aclosing` is for asyncio."""
+    try:
+        yield _each(steps)
+    finally:
+        run(steps.aclose())
+
+
+def _each(steps: AsyncGenerator[R]) -> Iterator[R]:
+    while True:
         try:
-            coroutine = method(self, *args, **kwargs)
-        except TypeError as error:
-            if is_of_this_call(error):
-                raise advised(error) from None
-            raise
-        try:  # as run() does, which would be one call more for each call of a user
-            coroutine.send(None)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
-        except RuntimeError as error:
-            raise_stop_iteration(error)
-            raise
-        coroutine.close()
-        raise RuntimeError("a coroutine was suspended, although threads run it")
-
-    # A function that a user gives returns its value itself; for asyncio, it is awaited.
-    return present(method, call, "Awaitable[R]", "R")
+            step = run(anext(steps))
+        except StopAsyncIteration:
+            return
+        yield step
 
 
-def iterating(method: Callable[Concatenate[S, P], AsyncIterator[R]]) -> Callable[Concatenate[S, P], Iterator[R]]:
-    """The generator for threads: the calling thread runs each step of the asynchronous one to its end."""
-
-    def iterate(self: S, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
-        steps: Any = method(self, *args, **kwargs)
-        try:
-            while True:
-                try:
-                    step: R = run(steps.__anext__())
-                except StopAsyncIteration:
-                    return
-                yield step
-        finally:
-            run(steps.aclose())
-
-    return present(method, iterate, "AsyncIterator", "Iterator")
-
-
-class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyWith):  # one session, for all threads
+class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all threads
     _for_asyncio = False
 
     def _start(self) -> None:
@@ -102,7 +80,7 @@ class InterlockForThreads(InterlockCore[LeaseT, MultiLeaseT, MemberT], OnlyWith)
             self.max_ttl,
             lambda: server,
             self.try_for,
-            frames_to_user=3,  # call, _acquire
+            frames_to_user=4,  # acquire, run, _acquire; or __enter__, _enter, _acquire
             registry=self.registry,
         )
 
@@ -147,7 +125,7 @@ def _warn_of_loop(resource: Resource) -> None:
         )
 
 
-class LeaseForThreads(WatchedCore[threading.Event], OnlyWith):
+class LeaseForThreads(WatchedCore, OnlyWith):
     """A lease that threads are inside of. Its loss interrupts no thread; a revocation ends what a thread waits for.
 
     Else a deadlock of two processes would outlast the revocation of one of its leases, up to the end of that lease. A
@@ -187,6 +165,12 @@ class LeaseForThreads(WatchedCore[threading.Event], OnlyWith):
         run(self._exit(kind, error, trace))
 
 
+class MultiLeaseForThreads(MultiLeaseCore, LeaseForThreads):
+    """Several leases as one."""
+
+    __slots__ = ()
+
+
 class SectionForThreads(Section):
     """The `__exit__` of one `with`."""
 
@@ -201,31 +185,32 @@ class Lockable(LockableCore[StateT, LeaseT], OnlyWith):
     """Something that can be held: a `with` holds it, a decorated function runs under it."""
 
     __slots__ = ()
-    inspect = blocking(LockableCore[StateT, LeaseT]._inspect)
-    revoke = blocking(LockableCore[StateT, LeaseT]._revoke)
-
-    def __enter__(self) -> LeaseT:
-        section = section_of_this_with(self, SectionForThreads)
-        frame = sys._getframe(1)
-        if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not is_driven_by_pool(frame.f_back):
-            section.entered_by = weakref.ref(threading.current_thread())
-        coroutine = self._enter(section)
-        try:  # as run() does, which would be one call more for each `with`
-            coroutine.send(None)
-        except StopIteration as finished:
-            return finished.value  # type: ignore[no-any-return]
-        except BaseException:
-            section.release_in_background()
-            raise
-        coroutine.close()
-        raise RuntimeError("a coroutine was suspended, although threads run it")
 
     if TYPE_CHECKING:
 
+        def __enter__(self) -> LeaseT: ...
         def __exit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None: ...
-        def __call__(self, function: Callable[P, R]) -> Callable[P, R]: ...
 
-    else:
+    else:  # help() would show a type variable
+
+        def __enter__(self) -> object:
+            section = section_of_this_with(self, SectionForThreads)
+            frame = sys._getframe(1)
+            if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not is_driven_by_pool(
+                frame.f_back
+            ):
+                section.entered_by = weakref.ref(threading.current_thread())
+            coroutine = self._enter(section)
+            try:  # as run() does, which would be one call more for each `with`
+                coroutine.send(None)
+            except StopIteration as finished:
+                return finished.value
+            except BaseException:
+                section.release_in_background()
+                raise
+            coroutine.close()
+            raise RuntimeError("a coroutine was suspended, although threads run it")
+
         __exit__ = WithExit(SectionForThreads)

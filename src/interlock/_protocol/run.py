@@ -14,10 +14,18 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end. No coroutine that uses the transport for threads ever suspends."""
+    """Run a coroutine to its end. No coroutine that uses the transport for threads ever suspends.
+
+    A coroutine can't raise StopIteration: Python makes a RuntimeError of it. So a StopIteration of a user's function,
+    which the coroutine called, is raised here.
+    """
     try:
         coroutine.send(None)
     except StopIteration as finished:
         return finished.value  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):
+            raise error.__cause__ from None
+        raise
     coroutine.close()
     raise RuntimeError("a coroutine was suspended, although threads run it")

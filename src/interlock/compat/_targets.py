@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock._api.interlock import InterlockCore
     from interlock._session.session import Session
 
-InterlockT = TypeVar("InterlockT", bound="InterlockCore[Any, Any, Any]")
+InterlockT = TypeVar("InterlockT", bound="InterlockCore")
 MAX_TTL: Final = 60.0  # seconds: more than an Interlock, since users of the originals write timeout=60
 
 

@@ -264,7 +264,7 @@ def _faults() -> Script:
     return load("faults", "interlock.testing")
 
 
-def _find(lease: Lease | str, fault: str) -> list[Held]:
+def _find(lease: Lease | LeaseCore | str, fault: str) -> list[Held]:
     """The leases that the user means. Raises ConfigError."""
     if isinstance(lease, str):
         return [_named(lease, fault)]
