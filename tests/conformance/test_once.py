@@ -152,7 +152,7 @@ async def test_a_run_that_takes_longer_than_at_most_has_lost_its_lease(mode):
 async def test_a_run_that_lost_its_lease_has_not_succeeded(mode):
     """The server may hold the lease a moment longer: after LeaseLost the job must run again all the same."""
     once = mode.interlock().once("a", at_most=60, key="v3")
-    result = await outcome(once.run(job(mode, lambda lease: setattr(lease._grant, "deadline", 0.0))))
+    result = await outcome(once.run(job(mode, lambda lease: setattr(lease._grant.hold, "deadline", 0.0))))
     assert isinstance(result, LeaseLost)
     results = []
 
