@@ -96,7 +96,7 @@ class Cohorts:
 
     def end(self, hold: Hold) -> None:
         """Note that this hold ends here, and let the next caller ask the server."""
-        key = hold.resource.keys[0]
+        key = hold.claim.resource.keys[0]
         with self.runtime.mutex:
             cohort = self.by_key.get(key)
             if cohort is None or cohort.hold is not hold:

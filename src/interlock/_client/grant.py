@@ -231,11 +231,6 @@ class Hold:
         """Whether a late renewal would be news: it is renewed, and no failure was reported."""
         return self.claim.options.renew and not self.renewal_failing and self.deadline < self.max_hold_until
 
-    @property
-    def lasts(self) -> bool:
-        """Whether it is renewed without end."""
-        return self.claim.options.renew and self.max_hold_until == FOREVER and not self.has_ended
-
     def extend_deadline(self, sent: float, ttl: float, drift: float) -> None:
         """Move the deadline: a request sent at `sent` was granted, or lengthened the lease. Never shortens.
 

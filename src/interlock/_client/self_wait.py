@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from interlock._client.error_texts import about
 from interlock._client.grant import Attempt, Grant, Hold
 from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
+from interlock._protocol.timing import FOREVER
 from interlock.errors import Deadlock
 from interlock.primitives.permits import PermitArgs
 
@@ -148,7 +149,8 @@ def name_of_caller(caller: Any) -> str:
 
 def lasts(grant: Grant) -> bool:
     """Whether this lease is renewed without end."""
-    return grant.hold.lasts and grant.end_reason is None
+    hold = grant.hold
+    return hold.renews and hold.max_hold_until == FOREVER and grant.end_reason is None
 
 
 def begins_alike(attempt: Attempt, reply: Queued | Busy) -> bool:
