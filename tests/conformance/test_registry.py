@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from harness.matrix import PASSWORD, USER, least_rights
+from harness.matrix import PASSWORD, least_rights
 from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
@@ -181,9 +181,9 @@ async def test_it_can_be_turned_off(mode, clean):
 
 async def test_a_server_that_refuses_entries_refuses_no_lock(mode, server, clean, caplog):
     caplog.set_level(logging.INFO, "interlock")
-    rules = least_rights().replace(" ~{interlock:processes}*", "")
-    clean.execute_command("ACL SETUSER", *rules.split())
-    locks = mode.interlock(f"unix://{USER}:{PASSWORD}@{server.socket}")
+    _, *rules = least_rights().replace(" ~{interlock:processes}*", "").split()
+    clean.execute_command("ACL SETUSER", "refused", "reset", *rules)  # the cells of `acl` have a user with more rights
+    locks = mode.interlock(f"unix://refused:{PASSWORD}@{server.socket}")
     lease = await locks.lock("a").acquire()
     await until(lambda: "refuses the entries of the registry" in caplog.text)
     assert "registry=False" in caplog.text
@@ -192,7 +192,7 @@ async def test_a_server_that_refuses_entries_refuses_no_lock(mode, server, clean
     assert "{interlock:processes}*" in str(error)
     assert await lease.release()
     assert await locks.ping() < 30
-    clean.acl_deluser(USER)
+    clean.acl_deluser("refused")
 
 
 async def test_keys_of_somebody_else_in_its_place_break_no_lock(mode, clean):
