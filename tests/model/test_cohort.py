@@ -251,7 +251,7 @@ class Play:
 
 def held(attempt, fence, now):
     """The grant of a lease that the server has just granted."""
-    hold = Hold(attempt, now, now + 29.0)
+    hold = Hold(attempt, attempt.token, now, now + 29.0)
     hold.grant = Grant(hold, attempt, fence, now)
     return hold.grant
 

@@ -300,9 +300,9 @@ PLANTS = {
         "cohort", "stops, release()", "is left in the server",
         (
             "_client/core.py",
-            ("                turn.hold.claim.in_doubt = True  # a request of it may be on its way\n"
-            "                self.release_in_background(turn)\n"),
-            "                self.renewal.remove(turn.hold)\n",
+            ("            grant.hold.claim.in_doubt = True  # a request of it may be on its way\n"
+            "            self.release_in_background(grant)\n"),
+            "            self.renewal.remove(grant.hold)\n",
         ),
         ("_client/renewal.py", "        if grant.lease is None:  # its turn", "        if False:  # its turn"),
     ),

@@ -198,7 +198,7 @@ class LeaseCore(WatchedCore):
         return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
 
     def _remaining(self) -> float:
-        if self._grant.end_reason is not None:
+        if self._grant.end_reason is not None or self._grant.has_passed:
             return 0.0
         return max(0.0, self._grant.hold.deadline - self._core.runtime.now())
 

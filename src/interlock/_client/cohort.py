@@ -141,7 +141,7 @@ class Cohort:
     @property
     def is_idle(self) -> bool:
         """Whether it has no caller."""
-        return self.driver is None and self.hold is None and not self.waiting
+        return self.driver is None and self.section is None and not self.waiting
 
     # Sections
 

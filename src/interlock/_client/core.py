@@ -287,11 +287,8 @@ class Core:
             if turn is True:
                 break
             if turn is not False:
-                if (lease := await self._begin_section(turn)) is not None:
+                if (lease := await self._take_turn(turn)) is not None:
                     return lease
-                self.cohorts.drive_instead(turn)
-                turn.hold.claim.in_doubt = True  # a request of it may be on its way
-                self.release_in_background(turn)
                 attempt.event.set()  # to look at once
         self._begin_to_drive(attempt, arrived, now)
         return None
@@ -307,6 +304,22 @@ class Core:
         if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
             raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
+
+    async def _take_turn(self, grant: Grant) -> Any:
+        """Begin the section of a lease that has passed to this caller, or give it back: nobody else would.
+
+        Returns the lease; None if it has ended, and then this caller asks the server.
+        """
+        try:
+            if (lease := await self._begin_section(grant)) is not None:
+                return lease
+            self.cohorts.drive_instead(grant)
+            grant.hold.claim.in_doubt = True  # a request of it may be on its way
+            self.release_in_background(grant)
+        except BaseException:
+            self.release_in_background(grant)
+            raise
+        return None
 
     async def _begin_section(self, grant: Grant) -> Any:
         """Make the lease of a section whose turn has come. Returns None if the hold has ended before."""
@@ -464,7 +477,7 @@ class Core:
         attempt.waits_since = min(attempt.waits_since, now)
         after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
         attempt.look_at = FOREVER if attempt.caller is None else now + after
-        self._look_for_interrupted(attempt, lambda below: blocks_at_server(attempt, reply, below))
+        self._look_for_interrupted(attempt, lambda below: blocks_at_server(attempt, reply, below, self.renewal))
         if begins_alike(attempt, reply):
             self._look_for_self_wait(attempt, reply, warn=False)
 
@@ -532,7 +545,7 @@ class Core:
                 url = self.server.display_url
                 raise Unavailable(f"{attempt.resource}: {url} answers too late for a lease of {ttl:g} s")
             return None
-        hold = Hold(attempt, sent, deadline, max_hold_until, grant_module.fork_count)
+        hold = Hold(attempt, attempt.token, sent, deadline, max_hold_until, grant_module.fork_count)
         grant = hold.grant = Grant(hold, attempt, fence, sent)
         try:
             lease = attempt.make_lease(self, grant)
@@ -775,6 +788,7 @@ class Core:
         hold = grant.hold
         self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
         if why := grant.reason_ended(self.runtime.now()):
+            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
             raise grant.error(why)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
         ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
@@ -821,6 +835,7 @@ class Core:
         hold = grant.hold
         self._count_unanswered(hold, 1)
         if why := grant.reason_ended(self.runtime.now()):
+            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
             raise grant.error(why)
         resource = grant.resource
         message = ExecuteCall(hold.token, command, args).encode()

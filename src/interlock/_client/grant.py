@@ -185,7 +185,8 @@ class Attempt:
 class Hold:
     """One token that the server has granted, until it is released or lost."""
 
-    claim: Attempt  # the attempt that was granted: its token, and what its release says
+    claim: Attempt  # the attempt that was granted, and what its release says
+    token: str  # of the claim when the server granted it
     last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
     max_hold_until: float = FOREVER  # when max_hold ends the lease
@@ -194,11 +195,6 @@ class Hold:
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
     due: float = FOREVER  # the key of its bucket in the book of the renewal, which alone knows whether it is there
     grant: Grant | None = None  # what it carries now; None: it has ended
-
-    @property
-    def token(self) -> str:
-        """Its token, as the server knows it."""
-        return self.claim.token
 
     @property
     def resource(self) -> Resource:
@@ -267,7 +263,7 @@ class Grant:
     @property
     def token(self) -> str:
         """Who holds it, as the server knows it."""
-        return self.hold.claim.token
+        return self.hold.token
 
     @property
     def has_passed(self) -> bool:

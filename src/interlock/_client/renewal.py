@@ -175,7 +175,7 @@ class Renewal:
             self.ends_worker.wake_at(now)
 
     def _schedule(self, hold: Hold, due: float) -> None:
-        token, sleep = hold.claim.token, hold.claim.options.ttl / 10  # timers stand still in a machine's sleep
+        token, sleep = hold.token, hold.claim.options.ttl / 10  # timers stand still in a machine's sleep
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
@@ -192,7 +192,7 @@ class Renewal:
 
     def remove(self, hold: Hold) -> None:
         """Renew this lease no more. Does no I/O and takes no lock, since a finalizer of the lease may call this."""
-        bucket, token = self._bucket_of(hold), hold.claim.token
+        bucket, token = self._bucket_of(hold), hold.token
         if bucket is not None:  # else it is set aside
             bucket.pop(token, None)
         if self.set_aside and self.set_aside.get(token) is hold:
@@ -201,7 +201,7 @@ class Renewal:
     def _bucket_of(self, hold: Hold) -> Bucket | None:
         """The bucket that has this hold; None if it is set aside, or has ended."""
         bucket = self.buckets.get(hold.due)
-        return bucket if bucket is not None and bucket.get(hold.claim.token) is hold else None
+        return bucket if bucket is not None and bucket.get(hold.token) is hold else None
 
     def end(self, hold: Hold) -> None:
         """Renew this lease no more, since it ends here. The next caller of its cohort asks the server."""
@@ -228,6 +228,8 @@ class Renewal:
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.unreported_drops:
                 grant = self.unreported_drops.popleft()
+                if grant.has_passed:  # an interrupt came after that
+                    continue
                 now, grant.end_reason = self.runtime.now(), DROPPED
                 self.end(grant.hold)
                 grant.end(DROPPED)
@@ -278,7 +280,7 @@ class Renewal:
         """Mark the lease of this grant as lost, and report the loss once. Does nothing if it has passed on."""
         hold = grant.hold
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
-            if hold.grant is not grant:
+            if grant.has_passed:
                 return
             had_ended = grant.end_reason is not None
             lease = grant.lease() if grant.lease is not None and not had_ended else None

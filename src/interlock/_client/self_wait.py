@@ -122,9 +122,11 @@ def _attempts_in(value: Any) -> list[Attempt]:
     return []
 
 
-def blocks_at_server(attempt: Attempt, reply: Queued, below: Attempt) -> bool:
+def blocks_at_server(attempt: Attempt, reply: Queued, below: Attempt, mine: Renewal) -> bool:
     """Whether a call that this one has interrupted holds, in the server, what this one waits for."""
-    return reply.holder == below.token.encode() and _are_too_many(attempt, [below])
+    grant = mine.find(reply.holder.decode(errors="replace"))  # a lease may have passed to it, under another token
+    is_holder = reply.holder == below.token.encode() or (grant is not None and grant.attempt is below)
+    return is_holder and _are_too_many(attempt, [below])
 
 
 def interrupts(attempt: Attempt, what: str) -> Deadlock:

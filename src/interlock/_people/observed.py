@@ -41,7 +41,7 @@ class Observed:
             observation.held_since.append(now)
             observation.has_outcome = True
             self._tell(lambda observer: observer.acquired(grant, waited))
-            if observation.has_ended:  # before anybody knew of its hold
+            if observation.has_ended and grant.end_reason is not None:  # before anybody knew of its hold
                 self._release(grant, now)
         except BaseException:  # an interrupt: nobody will use the lease
             self._release(grant, now)
