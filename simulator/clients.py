@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock import aio
 from interlock._quarantine.history import ServerHistory
 from interlock._servers.quorum import QuorumServer
-from interlock._session.session import Session, _sessions
+from interlock._session.open_sessions import open_sessions
+from interlock._session.session import Session
 
 from .chance import CLIENT, FOREIGN, GAP, SECTION
 from .coroutines import Cancelled, Process, Task
@@ -66,7 +67,7 @@ class Client:
             self.server, None, self._task_label, max_ttl, lambda: self.server, registry=False
         )
         self.session.core.process_id = name
-        _sessions.discard(self.session)  # keep it out of the sessions of the real process
+        open_sessions.discard(self.session)  # keep it out of the sessions of the real process
         self.locks = SimInterlock(self.session)
         # Every other client leaves its sections without waiting for the replies to its releases: but not where servers
         # restart from snapshots, since that hides the one planted bug that nearly no seed finds.

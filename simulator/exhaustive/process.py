@@ -23,7 +23,8 @@ from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
 from interlock._quarantine.history import ServerHistory
 from interlock._servers.single import SingleServer
-from interlock._session.session import Session, _sessions
+from interlock._session.open_sessions import open_sessions
+from interlock._session.session import Session
 from interlock.errors import LockError
 
 from .fingerprint import fingerprint
@@ -148,7 +149,7 @@ class Process:
         self.session = server.push_handler = Session(
             server, None, self._caller, shape.ttl, lambda: server, registry=False
         )
-        _sessions.discard(self.session)  # the real process ends nothing of this one
+        open_sessions.discard(self.session)  # the real process ends nothing of this one
         core = self.session.core
         core.process_id, self.session.channel = name, name
         core.say_more = None  # for people

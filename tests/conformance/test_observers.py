@@ -22,7 +22,7 @@ from interlock._people import observer as observing
 from interlock._people.grant_log import GRANT_LOG
 from interlock._people.observer import Loss, Observer, Outcome
 from interlock._protocol.types import Disconnected
-from interlock._session.session import waiting
+from interlock._session.open_sessions import waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

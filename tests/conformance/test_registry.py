@@ -444,9 +444,9 @@ EXITS_DURING_A_REPORT = """
 import sys, threading, time
 from interlock import Interlock
 from interlock._people import registry
-from interlock._session import session
+from interlock._session import fork_and_exit
 
-registry.REPORT_DELAY, session.CLOSE_TIMEOUT = 0.05, 30.0
+registry.REPORT_DELAY, fork_and_exit.CLOSE_TIMEOUT = 0.05, 30.0
 locks = Interlock(sys.argv[1])
 lease = locks.lock("a").acquire()
 reports, server = locks._session.registry, locks._session.server

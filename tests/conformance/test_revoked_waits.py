@@ -15,7 +15,7 @@ import pytest
 import interlock
 from harness.modes import outcome, until, wait_until
 from interlock import AcquireTimeout, LeaseLost
-from interlock._session.session import waiting
+from interlock._session.open_sessions import waiting
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")

@@ -9,17 +9,13 @@ reports it in time.
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import secrets
 import socket
-import sys
-from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.core import Core
-from interlock._client.grant import Attempt, Grant, count_fork
+from interlock._client.grant import Attempt, Grant
 from interlock._client.renewal import Renewal
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
@@ -28,24 +24,23 @@ from interlock._client.worker import Worker
 from interlock._people import grant_log, observer
 from interlock._people.deadlock_search import DeadlockSearch
 from interlock._people.observed import BY_CALLERS, by_workers
-from interlock._people.observer import on_switch
 from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
 from interlock._protocol.names import token_part
-from interlock._protocol.run import run
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
 from interlock._protocol.tokens import Process
+from interlock._session.fork_and_exit import CLOSE_TIMEOUT, track
+from interlock._session.open_sessions import all_renewals, all_waits, open_sessions
 from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from interlock._client.worker import PeriodicTask
     from interlock._protocol.types import Resource, Server
 
-CLOSE_TIMEOUT: Final = 1.0  # seconds that the releases of close() may take together
 RELEASE_BATCH: Final = 500  # releases in one write
 
 
@@ -74,7 +69,8 @@ class Session:
         self.writes_registry = registry
         self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
-        _track(self)
+        track(self)
+        self.report()  # second: an observer that comes from here on finds this session
 
     def _start(self) -> None:
         server = self.server
@@ -117,9 +113,8 @@ class Session:
         self.deadlocks = DeadlockSearch(self.registry)
         self.core.say_more = Timeouts(self.registry, self.deadlocks).say_more
         self.registry.long_waits.deadlock = self.deadlocks.say
-        self.core.all_renewals = self.registry.all_renewals = _all_renewals
-        self.core.all_waits = _all_waits
-        self.report()
+        self.core.all_renewals = self.registry.all_renewals = all_renewals
+        self.core.all_waits = all_waits
 
     def _look_at_held(self) -> None:
         """Look what people want to know, and tell them what is held. Is called within a second while anything is."""
@@ -206,7 +201,7 @@ class Session:
 
     async def close(self) -> None:
         """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
-        _sessions.discard(self)
+        open_sessions.discard(self)
         now = self.runtime.now()
         try:
             await self.undo.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
@@ -229,7 +224,7 @@ class Session:
         Leases stay held: the session releases them when the process exits.
         """
         if not self.renewal.held():
-            _sessions.discard(self)
+            open_sessions.discard(self)
         left = [*self.undo.attempts(), *self.core.releasing.values()]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
@@ -245,88 +240,5 @@ class Session:
         self.runtime.reset_after_fork()
         self.server.reset_after_fork()
         self._start()
+        self.report()
         self.core.closed = closed
-
-
-class Sessions(set["Session"]):
-    """A set that can have weak references."""
-
-
-_sessions: Sessions = Sessions()  # all open sessions: a process that exits releases their leases
-
-
-def _all_renewals() -> list[Renewal]:
-    return [session.renewal for session in snapshot(_sessions)]
-
-
-def _all_waits() -> Iterator[Attempt]:
-    for session in snapshot(_sessions):
-        yield from snapshot(session.waiters.registered.values())
-        yield from session.core.cohorts.waiting()
-
-
-def _track(session: Session) -> None:
-    if not _sessions:
-        # Registered with the first session, not on import: so it runs before a private server of this process stops.
-        atexit.unregister(_at_exit)
-        atexit.register(_at_exit)
-    _sessions.add(session)
-    session.report()  # an observer may have come or gone since the session was made
-
-
-def _report() -> None:
-    """Let all sessions report, or report no more."""
-    for session in snapshot(_sessions):
-        session.report()
-
-
-on_switch.append(_report)
-
-
-def waiting() -> Counter[Resource]:
-    """How many callers wait, by what they wait for, in all open sessions. Any thread may call this."""
-    waiters: Counter[Resource] = Counter()
-    for session in snapshot(_sessions):
-        attempts = snapshot(session.waiters.registered.values())
-        waiters.update(each.resource for each in attempts if each.last_queued is not None and not each.abandoned)
-        for cohort in snapshot(session.core.cohorts.by_key.values()):
-            waiters.update(each.resource for each in snapshot(cohort.waiting) if not each.abandoned)
-    return waiters
-
-
-def _after_fork() -> None:
-    count_fork()
-    observer.reset_after_fork()
-    if util := sys.modules.get("multiprocessing.util"):
-        # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
-        util.register_after_fork(_sessions, _finalize)
-    for session in snapshot(_sessions):
-        session.reset_after_fork()
-
-
-def _finalize(_: Sessions) -> None:
-    sys.modules["multiprocessing.util"].Finalize(None, _at_exit, exitpriority=0)
-
-
-def _at_exit() -> None:
-    """Release all leases, within `CLOSE_TIMEOUT` for all sessions together. No thread can be started any more.
-
-    Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
-    """
-    sessions = snapshot(_sessions)
-    owed = [
-        (session, attempts)
-        for session in sessions
-        if (attempts := session.stop_granting(announce=False)) or session.registry.has_entry
-    ]
-    end = owed[0][0].runtime.now() + CLOSE_TIMEOUT if owed else 0.0
-    for left, (session, attempts) in zip(range(len(owed), 0, -1), owed, strict=True):
-        with contextlib.suppress(Exception):  # the process exits, and its leases run out
-            now = session.runtime.now()
-            run(session.release_all(attempts, session.exit_connection(), now + max(0.0, end - now) / left))
-    for session in sessions:
-        session.reports.end()  # last: it runs code of a user
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

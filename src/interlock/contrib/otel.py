@@ -30,7 +30,7 @@ from interlock._people.observation import observation_of
 from interlock._people.observer import Loss, Observer, Outcome, observe, stop_observing
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import now
-from interlock._session.session import waiting
+from interlock._session.open_sessions import waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -29,7 +29,7 @@ from interlock._protocol.names import duration
 from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
-from interlock._session.session import _sessions
+from interlock._session.open_sessions import open_sessions
 from interlock.embedded import _processes
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.messages import Gone, Renewed, RenewReply, RevokeCall, Revoked, reason_lost
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._protocol.types import Message, Reply, Script
     from interlock._quarantine.history import ServerHistory
-    from interlock._session.session import Session
+    from interlock._session.open_sessions import OpenSession
     from interlock.embedded import Server
     from interlock.primitives.messages import RenewState
 
@@ -287,7 +287,7 @@ def _named(name: str, fault: str) -> Held:
     """The one lease on the lock of this name. Raises ConfigError."""
     held = [
         (grant, session.core)
-        for session in list(_sessions)
+        for session in list(open_sessions)
         if not _is_over(session)
         for grant in dict.fromkeys(session.renewal.held())
         if grant.resource.name == name and grant.reason_ended(session.runtime.now()) is None
@@ -304,7 +304,7 @@ def _named(name: str, fault: str) -> Held:
     return _held(*held[0], fault)
 
 
-def _is_over(session: Session) -> bool:
+def _is_over(session: OpenSession) -> bool:
     """Whether the event loop of this session was closed: what it holds, it holds for nobody."""
     loop: asyncio.AbstractEventLoop | None = getattr(session.runtime, "loop", None)
     return loop is not None and loop.is_closed()
