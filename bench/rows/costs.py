@@ -135,7 +135,7 @@ def _reports(bench: Bench) -> Iterator[Outcome]:
             before, began = _server_seconds(bare), time.thread_time()
             for _ in range(REPORTS):
                 registry.next_look, registry.is_repeated = 0.0, False  # as if something had changed
-                run(registry.tick())
+                run(registry.report())
             spent = time.thread_time() - began
             server[name].append((_server_seconds(bare) - before) / REPORTS * 1e6)
             return spent / REPORTS * 1e6

@@ -16,7 +16,7 @@ from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
 from interlock._client import core
-from interlock._people import answers, deadlock_search, long_waits, timeouts
+from interlock._people import answers, deadlock_search, long_waits, looks, timeouts
 from interlock.primitives import deadlocks
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -30,6 +30,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(looks, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
     monkeypatch.setattr(timeouts, "MIN_WAIT_TO_ASK", 0.5)
     monkeypatch.setattr(core, "UNDO_GRACE", 20.0)  # a busy machine may take long for an answer

@@ -16,7 +16,7 @@ from harness.matrix import PASSWORD, least_rights
 from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
-from interlock._people import answers, long_waits
+from interlock._people import answers, long_waits, looks
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.tokens import Process
 from interlock._protocol.types import Disconnected, ServerError
@@ -39,6 +39,7 @@ def _soon(monkeypatch):
 
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
+    monkeypatch.setattr(looks, "REPORT_INTERVAL", 0.1)
     for module in ("_client.core", "_people.long_waits"):  # a busy machine may take long for an answer
         monkeypatch.setattr(f"interlock.{module}.UNDO_GRACE", 20.0)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)

@@ -19,7 +19,7 @@ async def nobody_knows(*_):
 def test_the_lines_of_many_locks_come_a_few_at_a_time_and_each_once(caplog):
     caplog.set_level(logging.INFO, "interlock")
     runtime = ThreadRuntime()
-    long_waits = LongWaits(runtime, nobody_knows, lambda *_: None)
+    long_waits = LongWaits(runtime, nobody_knows, lambda *_: None, nobody_knows)
     began = runtime.now() - 31
     waiting = [Attempt(lock_resource(f"lock {i}", ""), "t", waits_since=began) for i in range(2 * MAX_LINES + 3)]
     for number in (MAX_LINES, 2 * MAX_LINES, 2 * MAX_LINES + 3, 2 * MAX_LINES + 3):

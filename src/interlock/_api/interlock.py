@@ -189,7 +189,7 @@ class InterlockCore(Face):
         if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(f"ls(): the pattern must be a str, such as 'stock:*', not {pattern!r}")
         session: Session = cast("Any", self)._session
-        return await session.registry.read(pattern)
+        return await session.registry.read(session.core.query, pattern)
 
     async def _ping(self) -> float:
         session: Session = cast("Any", self)._session

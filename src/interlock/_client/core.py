@@ -134,6 +134,10 @@ class Core:
         max_ttl: float,
         try_for: float = TRY_FOR,
         frames_to_user: int = 1,
+        *,
+        all_renewals: Callable[[], Iterable[Renewal]] = tuple,
+        all_waits: Callable[[], Iterable[Attempt]] = tuple,
+        say_more: SayMore | None = None,
     ) -> None:
         self.server = server
         self.runtime = server.runtime
@@ -149,9 +153,9 @@ class Core:
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
         self.people: People | None = None  # those to whom the core reports: None while nobody observes
-        self.say_more: SayMore | None = None  # adds to the error of a timeout what people know of the holder
-        self.all_renewals: Callable[[], Iterable[Renewal]] = tuple  # of all clients in this process
-        self.all_waits: Callable[[], Iterable[Attempt]] = tuple  # the same: what their callers wait for
+        self.say_more = say_more  # adds to the error of a timeout what people know of the holder
+        self.all_renewals = all_renewals  # of all clients in this process
+        self.all_waits = all_waits  # the same: what their callers wait for
         self.closed = False
 
     def attempt(

@@ -4,8 +4,8 @@ The protocol decides nothing by what stands here, and `_client` imports nothing 
 points at which it is plugged in.
 
 `registry` tells other processes what this one holds and waits for, and reads what they say; `answers` asks the server
-one question for many callers. `timeouts` says more in the error of a caller whose time is over, `long_waits` logs waits
-that last, and `deadlock_search` finds cycles of waits. `revocation` revokes, with a note in the audit. `observed` turns
-what the client reports into calls of the observers, which `observer` defines; `observation` is what is kept about one
-attempt, and `grant_log` the observer that logs grants.
+one question for many callers. `timeouts` says more in the error of a caller whose time is over, `long_waits` logs
+waits that last, `looks` is the task of these, and `deadlock_search` finds cycles of waits. `revocation` revokes, with
+a note in the audit. `observed` turns what the client reports into calls of the observers, which `observer` defines;
+`observation` is what is kept about one attempt, and `grant_log` the observer that logs grants.
 """

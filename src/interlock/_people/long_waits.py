@@ -37,11 +37,12 @@ class LongWaits:
         runtime: Runtime,
         holding: Callable[[str, float], Awaitable[Holding | None]],
         blocking: Callable[[Attempt, float], Queued | None],
+        deadlock: Callable[[Attempt, str, float], Awaitable[tuple[tuple[str, ...], str] | None]],
     ) -> None:
         self.runtime = runtime
         self.holding = holding  # what is known of the holder with this token: see Registry
         self.blocking = blocking  # see Cohorts
-        self.deadlock: Callable[[Attempt, str, float], Awaitable[tuple[tuple[str, ...], str] | None]] | None = None
+        self.deadlock = deadlock  # see DeadlockSearch.say
         self.next_line: dict[str, float] = {}  # by the key of a resource: after how many seconds of waiting it is due
 
     async def look(self, waiting: Iterable[Attempt], interval: float) -> None:
@@ -85,7 +86,7 @@ class LongWaits:
             return "other callers are before it in the queue"
         until = self.runtime.now() + UNDO_GRACE
         found = await self.holding(holder, until)
-        known = await self.deadlock(oldest, holder, until) if self.deadlock is not None else None
+        known = await self.deadlock(oldest, holder, until)
         return (
             f"held by {printable(holder)}"
             + (f", for {found.seconds:.0f} s, since {found.place}" if found else "")

@@ -1,8 +1,9 @@
 """Telling other people what this process holds and waits for: one small entry in the server for each session.
 
 Theory. The hot path knows nothing of the registry. The worker of ends wakes up within a second of any lease, and the
-worker of waiters sends heartbeats while a caller waits: both call `look()`. The worker of the registry then compares
-what is held and awaited with its last report, and writes an entry if that has changed, or is old.
+worker of waiters sends heartbeats while a caller waits: both call `look()`. The worker of the registry then calls
+`report()`, which compares what is held and awaited with the last report, and writes an entry if that has changed, or is
+old.
 
 Rules. (1) A session writes at most once in `REPORT_INTERVAL`, and looks `REPORT_DELAY` after it was called, so that a
 short section costs no message: the registry is for people who ask why something is stuck. (2) No decision reads an
@@ -21,7 +22,6 @@ from interlock._client.error_texts import server_error
 from interlock._client.places import enters_with, line_of
 from interlock._client.self_wait import lasts, name_of_caller
 from interlock._people.answers import Answers
-from interlock._people.long_waits import LongWaits
 from interlock._people.observation import trace_id_of
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
@@ -73,15 +73,14 @@ class Registry:
 
     def __init__(
         self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process: Process,
-        session_id: str, *, writes: bool,
+        session_id: str, all_renewals: Callable[[], Iterable[Renewal]], *, writes: bool,
     ) -> None:  # fmt: skip
         self.server = server
         self.runtime = server.runtime
         self.waiters = waiters
         self.renewal = renewal
         self.writes = writes  # else this session only reads what others say
-        self.wake_at = wake_at  # wakes the worker that runs tick()
-        self.query: Callable[..., Awaitable[Any]]  # as Core.query
+        self.wake_at = wake_at  # wakes the worker that calls report()
         self.process = process
         self.session_id = session_id
         self.next_look = FOREVER
@@ -93,8 +92,7 @@ class Registry:
         self.sending: AutoResetEvent | None = None  # a report is under way; the event is set when it is done
         self.refused = False  # the server has refused an entry, and the log says so
         self.refused_until = -FOREVER  # until when this session writes none
-        self.all_renewals: Callable[[], Iterable[Renewal]]  # of all clients in this process
-        self.long_waits = LongWaits(self.runtime, self.holding, renewal.cohorts.blocking)
+        self.all_renewals = all_renewals  # of all clients in this process
         self.place = ""  # what entries say in place of a line of code: of a program in which no user wrote a line
         self._said = Answers[list[Entry]](self.runtime)  # by process
 
@@ -109,15 +107,11 @@ class Registry:
         if self.renewal.cohorts.next_look != FOREVER:
             self.look()
 
-    def due(self) -> float:
-        """When the worker must run this task."""
-        return self.next_look
-
-    async def tick(self) -> None:
-        """Report what this session holds and waits for; and log who has waited for long."""
+    async def report(self) -> list[Attempt] | None:
+        """Report what this session holds and waits for. Returns what waits; None if it was not time to look."""
         now = self.runtime.now()
         if now < self.next_look or self.ended:
-            return
+            return None
         attempts = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
         waits = [each for each in attempts if each.waits_since < FOREVER and not each.abandoned]
         holds = self.renewal.held() if self.writes else []
@@ -128,7 +122,7 @@ class Registry:
                 heapq.nsmallest(MAX_ITEMS, waits, key=lambda attempt: attempt.waits_since),
                 now,
             )
-        await self.long_waits.look(waits, REPORT_INTERVAL)
+        return waits
 
     async def _report(self, holds: list[Grant], waits: list[Attempt], now: float) -> None:
         """Report these, if they are not those of the last report, or if that is long ago."""
@@ -272,9 +266,9 @@ class Registry:
             (each for entry in entries for part in entry for _, each in part if each.token == token), None
         )
 
-    async def read(self, pattern: str = "*") -> list[Listed]:
-        """What all processes hold and wait for. Raises Unavailable or ConfigError."""
-        processes = ListReply.parse(await self.query(REGISTRY, *ListCall().encode())).parse_processes()
+    async def read(self, query: Callable[..., Awaitable[Any]], pattern: str = "*") -> list[Listed]:
+        """What all processes hold and wait for. `query`: that of the Core. Raises Unavailable or ConfigError."""
+        processes = ListReply.parse(await query(REGISTRY, *ListCall().encode())).parse_processes()
         found: list[Entry] = []
         for i in range(0, len(processes), READ_BATCH):
             try:

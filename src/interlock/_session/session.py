@@ -23,6 +23,8 @@ from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
 from interlock._people import grant_log, observer
 from interlock._people.deadlock_search import DeadlockSearch
+from interlock._people.long_waits import LongWaits
+from interlock._people.looks import Looks
 from interlock._people.observed import BY_CALLERS, by_workers
 from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
@@ -86,17 +88,23 @@ class Session:
         self.reports = reports.task = Reports(self.runtime, reports.wake_at)
         self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo, self.waiters, self.reports)
         ends.task = self.renewal.ends
-        self.registry = registry.task = Registry(
+        self.registry = Registry(
             server,
             self.waiters,
             self.renewal,
             registry.wake_at,
             process,
             self.channel.rpartition(":")[2],
+            all_renewals,
             writes=self.writes_registry,
         )
         self.waiters.on_tick = self.registry.look
         self.renewal.ends.on_tick = self._look_at_held
+        self.deadlocks = DeadlockSearch(self.registry)
+        registry.task = Looks(
+            self.registry,
+            LongWaits(self.runtime, self.registry.holding, self.renewal.cohorts.blocking, self.deadlocks.say),
+        )
         grant_log.look()
         self.core = Core(
             server,
@@ -108,13 +116,10 @@ class Session:
             self.max_ttl,
             self.try_for,
             self.frames_to_user,
+            all_renewals=all_renewals,
+            all_waits=all_waits,
+            say_more=Timeouts(self.registry, self.deadlocks).say_more,
         )
-        self.registry.query = self.core.query
-        self.deadlocks = DeadlockSearch(self.registry)
-        self.core.say_more = Timeouts(self.registry, self.deadlocks).say_more
-        self.registry.long_waits.deadlock = self.deadlocks.say
-        self.core.all_renewals = self.registry.all_renewals = all_renewals
-        self.core.all_waits = all_waits
 
     def _look_at_held(self) -> None:
         """Look what people want to know, and tell them what is held. Is called within a second while anything is."""
