@@ -134,7 +134,8 @@ def _of_node(source: Source, node: ast.AST) -> list[Edit]:  # noqa: PLR0911 (one
         case ast.ImportFrom(module=str(module)) if module in MODULES:
             at = start + len("from ") + node.level
             return [Edit(at, at + len(module), MODULES[module])]
-    return []
+        case _:
+            return []
 
 
 def _ruff(text: str, *arguments: str) -> str:

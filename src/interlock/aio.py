@@ -1,8 +1,8 @@
+# scripts/generate writes threads.py of this file: the same text with `def` and `run(...)` (ADR 37).
 """The API for asyncio: the same names as for threads. One connection per event loop carries all its tasks.
 
-Each public method stands here with its signature and its docstring, and calls the method of a core in `interlock._api`
-that does the work: `acquire` calls `_acquire`. `interlock/threads.py` is this text with `def` and `run(...)`, which
-`scripts/generate` writes (ADR 37).
+Each public method stands here with its signature and its docstring, and awaits the method of a core in `interlock._api`
+that does the work: `acquire` awaits `_acquire`.
 """
 
 from __future__ import annotations

@@ -231,9 +231,10 @@ class InterlockCore(Face):
         if self._closed:
             raise ConfigError("this Interlock is closed. Make a new one")
 
-    def _require_supported(self, kind: str) -> None:
-        """Raises ConfigError for what the servers of this Interlock can't do."""
-        if self._is_quorum and kind not in ON_A_QUORUM:
+    @staticmethod
+    def _check_on_a_quorum(kind: str) -> None:
+        """Raises ConfigError for what a quorum can't do."""
+        if kind not in ON_A_QUORUM:
             raise ConfigError(
                 f"a quorum has no {kind}: its servers agree on one holder, not on a count. It has "
                 f"{', '.join(ON_A_QUORUM)} and synchronized; for {kind}() use one server, Sentinel, or a cluster"

@@ -40,7 +40,8 @@ class NamedCore(Face, Generic[StateT]):
         self._describe(interlock, resource)
 
     def _describe(self, interlock: Any, resource: Resource) -> None:
-        interlock._require_supported(resource.kind)
+        if interlock._is_quorum:
+            interlock._check_on_a_quorum(resource.kind)
         self._interlock = interlock
         self._primitive = resource
 
