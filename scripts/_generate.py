@@ -122,8 +122,6 @@ def _of_node(source: Source, node: ast.AST) -> list[Edit]:  # noqa: PLR0911 (one
         case ast.AsyncFunctionDef():
             decorator = "" if node.name in UNADVISED else f"@advising\n{' ' * node.col_offset}"
             return [Edit(start, start + len("async "), decorator)]
-        case ast.AsyncFor() | ast.AsyncWith():
-            return [Edit(start, start + len("async "), "")]
         case ast.Await():
             return [Edit(start, source.start(node.value), "run("), Edit(source.end(node), source.end(node), ")")]
         case ast.Subscript(value=ast.Name(id=name)) if name in UNWRAPPED:
@@ -148,7 +146,7 @@ def _ruff(text: str, *arguments: str) -> str:
 def generated() -> str:
     """The text of `threads.py` as it should be."""
     made = for_threads(SOURCE.read_text())
-    return _ruff(_ruff(made, "check", "--fix-only", "--unsafe-fixes", "--select", "I,F401,UP028"), "format")
+    return _ruff(_ruff(made, "check", "--fix-only", "--select", "I,F401"), "format")
 
 
 def main() -> int:

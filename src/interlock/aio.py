@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from ._api.asyncio import InterlockForAsyncio, Lockable, MultiLeaseForAsyncio, stepping
+from ._api.asyncio import InterlockForAsyncio, Lockable, MultiLeaseForAsyncio
 from ._api.barrier import BarrierCore
 from ._api.election import ElectionCore, LeadershipCore
 from ._api.interlock import MAX_CONNECTIONS, MONTH
@@ -586,9 +586,9 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
 
         Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
         """
-        async with stepping(self._observe()) as changes:
-            async for leader in changes:
-                yield leader
+        with self._observe() as watch:
+            while not watch.core.closed:
+                yield await watch.change()
 
     async def run(self, work: Callable[[Leadership], Awaitable[R]], *, stop: asyncio.Event | None = None) -> R | None:
         """Lead, and call `work(lease)` as the leader; then resign, and return what `work` returned.
@@ -777,8 +777,7 @@ class Interlock(InterlockForAsyncio):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        resource, options = self._lock(
-            name,
+        options = self._checked(
             ttl=ttl,
             timeout=timeout,
             renew=renew,
@@ -790,7 +789,7 @@ class Interlock(InterlockForAsyncio):
             acks=acks,
             fsync=fsync,
         )
-        return Lock(self, resource, options)
+        return Lock(self, *self._lock(name, options))
 
     @making
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:

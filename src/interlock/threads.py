@@ -20,7 +20,7 @@ from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
-from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope, stepping
+from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope
 from ._protocol.acks import Assurance
 from ._protocol.run import run
 from ._protocol.timing import MAX_TTL, TRY_FOR
@@ -630,8 +630,9 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
 
         Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
         """
-        with stepping(self._observe()) as changes:
-            yield from changes
+        with self._observe() as watch:
+            while not watch.core.closed:
+                yield run(watch.change())
 
     @advising
     def run(self, work: Callable[[Leadership], R], *, stop: threading.Event | None = None) -> R | None:
@@ -827,8 +828,7 @@ class Interlock(InterlockForThreads):
         Raises ConfigError. Nothing is sent until it is acquired.
 
         """
-        resource, options = self._lock(
-            name,
+        options = self._checked(
             ttl=ttl,
             timeout=timeout,
             renew=renew,
@@ -840,7 +840,7 @@ class Interlock(InterlockForThreads):
             acks=acks,
             fsync=fsync,
         )
-        return Lock(self, resource, options)
+        return Lock(self, *self._lock(name, options))
 
     @making
     def rlock(self, name: str, *, owner: str | None = None, **options: Unpack[Options]) -> RLock:

@@ -91,8 +91,7 @@ def test_both_modes_have_the_same_signatures_and_docstrings(name):
 def test_what_waits_is_awaited_in_asyncio_and_called_in_threads(name):
     blocking, awaited = both(name)
     for each, member in members(blocking).items():
-        core = getattr(blocking, f"_{each}", None)
-        waits, steps = inspect.iscoroutinefunction(core), inspect.isasyncgenfunction(core)
+        waits, steps = inspect.iscoroutinefunction(getattr(blocking, f"_{each}", None)), each == "observe"
         other = function(members(awaited)[each])
         assert inspect.iscoroutinefunction(other) is waits, each
         assert inspect.isasyncgenfunction(other) is steps, each

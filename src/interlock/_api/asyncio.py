@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from interlock._protocol.names import token_part
 from interlock._session.session import Session
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Resource, Server
 
     from .lease import LeaseCore
-
-stepping: Final = aclosing  # what runs an asynchronous generator: see the one of threads
 
 
 class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each loop that uses it

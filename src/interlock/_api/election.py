@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.election import Watch
@@ -21,7 +22,7 @@ from .options import LeaseT, Unset
 from .section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
     from interlock._client.core import Core
@@ -70,11 +71,12 @@ class ElectionCore(LockCore[LeaseT]):
     async def _leader(self) -> Leader | None:
         return await leader_of(self._session.core, self._primitive)
 
-    async def _observe(self) -> AsyncGenerator[Leader | None]:
+    @contextmanager
+    def _observe(self) -> Generator[Watch]:
+        """What waits for changes of the leader. The end of the Interlock ends it without an error."""
         watch = Watch(self._session.core, self._primitive)
         try:
-            while not watch.core.closed:
-                yield await watch.change()
+            yield watch
         except ConfigError:
             if not watch.core.closed:
                 raise

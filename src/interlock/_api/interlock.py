@@ -108,9 +108,8 @@ class InterlockCore(Face):
 
     # What a lockable, a latch or a barrier is made of. Raises ConfigError.
 
-    def _lock(self, name: str, **options: Any) -> tuple[Resource, AcquireOptions]:
-        checked = self._checked(**options)
-        return lock.lock_resource(name, self.prefix), shared(checked, joins=True)
+    def _lock(self, name: str, options: AcquireOptions) -> tuple[Resource, AcquireOptions]:
+        return lock.lock_resource(name, self.prefix), shared(options, joins=True)
 
     def _rlock(self, name: str, owner: str | None, **options: Any) -> tuple[Resource, AcquireOptions]:
         resource = lock.lock_resource(name, self.prefix, lock.owner_prefix(owner))

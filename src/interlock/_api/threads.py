@@ -9,9 +9,9 @@ import inspect
 import sys
 import threading
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._client.places import calling_place, line_of
 from interlock._protocol.lock_fields import lock_fields
@@ -30,33 +30,13 @@ from .options import LeaseT
 from .section import Section, WithExit, is_driven_by_pool, section_of_this_with
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
+    from collections.abc import Coroutine
     from types import TracebackType
 
     from interlock._protocol.types import Resource
 
-R = TypeVar("R")
-
 
 StopScope: Final = nullcontext  # nothing interrupts a thread: see the one of asyncio
-
-
-@contextmanager
-def stepping(steps: AsyncGenerator[R]) -> Generator[Iterator[R]]:
-    """The steps of an asynchronous generator, and its end: what `aclosing` is for asyncio."""
-    try:
-        yield _each(steps)
-    finally:
-        run(steps.aclose())
-
-
-def _each(steps: AsyncGenerator[R]) -> Iterator[R]:
-    while True:
-        try:
-            step = run(anext(steps))
-        except StopAsyncIteration:
-            return
-        yield step
 
 
 class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all threads
