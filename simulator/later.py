@@ -1,7 +1,7 @@
 """A later version of interlock that shares the server: it adds a word to every text that the server stores.
 
-Theory. What the scripts store may grow (queue.lua, "Wire format", says where). A word that a script does not know must
-change no answer, and must still be there after a change of the text in which it stands.
+Theory. What the scripts store may grow (message.lua, "Wire format", says where). A word that a script does not know
+must change no answer, and must still be there after a change of the text in which it stands.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def swap(text: bytes) -> bytes:
 
 
 def identity_stamp(skew: int, restarts: int, since: int, previous: bytes) -> bytes:
-    """Return the identity stamp at the end of each message (see queue.lua): which server answers, and since when.
+    """Return the identity stamp at the end of each message (see message.lua): which server answers, and since when.
 
     `previous` is the clients' knowledge of earlier identities of this server: "*" if they know them all, "?" if there
     may have been one, "-" if they know of none.

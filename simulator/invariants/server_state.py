@@ -569,7 +569,7 @@ def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
 
 
 def in_quarantine(stamp: str, server: Server, resource: ResourceModel, marker: bytes | None) -> bool:
-    """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of queue.lua.
+    """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of quarantine.lua.
 
     Rule 4 needs the answer, since a grant must happen in time.
     """

@@ -18,7 +18,7 @@ from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
 SOME = 32  # that are seen to in one step
-EPOCH = b""  # of a server that has always been itself, see queue.lua
+EPOCH = b""  # of a server that has always been itself, see quarantine.lua
 STEPS = float(os.environ.get("WALK", "1"))  # how much longer than usual each walk is
 SEED = os.environ.get("WALK_SEED", "")  # a word for other walks than usual
 

@@ -212,11 +212,11 @@ BOTH_HOLD = "A1 and B1 both hold the lock"
 PLANTS = {
     "the quarantine is skipped": (
         "restarts", "a restart", BOTH_HOLD,
-        ("primitives/queue.lua", "if IDENTITY == '-' or recorded", "if true or recorded"),
+        ("primitives/quarantine.lua", "if IDENTITY == '-' or recorded", "if true or recorded"),
     ),
     "the quarantine counts from the last grant": (
         "restarts", "leases that are renewed", BOTH_HOLD,
-        ("primitives/queue.lua", "math.ceil(since + wait", "math.ceil((fence and fence / 1000 or since) + wait"),
+        ("primitives/quarantine.lua", "math.ceil(since + wait", "math.ceil((fence and fence / 1000 or since) + wait"),
     ),
     "the quarantine counts from a second before the start": (
         "restarts", "a restart", BOTH_HOLD,
@@ -257,7 +257,7 @@ PLANTS = {
     "the quarantine lasts half as long": (
         "restarts", "another try", BOTH_HOLD,
         (
-            "primitives/queue.lua",
+            "primitives/quarantine.lua",
             "wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)",
             "wait = math.floor(math.max(wait, ttl or 0, tonumber(known_wait) or 0) / 2)",
         ),

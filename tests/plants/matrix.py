@@ -14,16 +14,12 @@ from plants.plant import Change, Plant
 CORE, RENEWAL, GRANT = "_client/core.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
-LOCK, QUEUE, PERMITS, ENQUEUE = (
-    "primitives/lock.lua",
-    "primitives/queue.lua",
-    "primitives/permits.lua",
-    "primitives/enqueue.lua",
-)
+LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
+QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
 PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
 NO_QUARANTINE: Final = Change(
-    QUEUE,
+    QUARANTINE,
     "if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end",
     "if true then return 0 end",
 )
@@ -110,7 +106,7 @@ FOUND: Final = (
         "acknowledgements of a retried grant count nothing",
         (
             Change(
-                LOCK,
+                LOCK_PLAIN_CASES,
                 "        call('PEXPIRE', LOCK, math.max(pttl, ttl))  -- writes in any case, as the verb does\n",
                 "        if pttl < tonumber(ttl) - 5000 then call('PEXPIRE', LOCK, math.max(pttl, ttl)) end\n",
             ),
@@ -315,7 +311,7 @@ KNOWN: Final = (
     Plant(
         "a release deletes whoever holds the lock",
         (
-            Change(LOCK, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
+            Change(LOCK_PLAIN_CASES, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
             Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
         ),
         (Simulator("cancel"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
@@ -329,7 +325,7 @@ KNOWN: Final = (
         "a fence that another step stores",
         (
             Change(
-                LOCK,
+                LOCK_PLAIN_CASES,
                 "      local first_words = '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' '\n",
                 "      local first_words = '1 lock ' .. string.format('%.0f', stored_fence) .. ' ' .. IDENTITY"
                 " .. ' ' .. ttl .. ' '\n",
@@ -339,7 +335,7 @@ KNOWN: Final = (
     ),
     Plant(
         "fences of whole seconds",
-        (Change(QUEUE, "or math.max(fence + 1, now_us)", "or now_us - now_us % 1000000"),),
+        (Change(QUARANTINE, "or math.max(fence + 1, now_us)", "or now_us - now_us % 1000000"),),
         (Simulator("no faults"), Walk(("model/test_permits.py",))),
     ),
     Plant(
@@ -394,14 +390,14 @@ KNOWN: Final = (
     ),
     Plant(
         "half a quarantine",
-        (Change(QUEUE, "since + wait + grace", "since + wait / 2"),),
+        (Change(QUARANTINE, "since + wait + grace", "since + wait / 2"),),
         (Simulator("empty", "rwlock"), Histories("sentinel", (*PHASE_ALONE, "lost-grant"))),
     ),
     Plant(
         "a quarantine that each client begins anew",
         (
             Change(
-                QUEUE,
+                QUARANTINE,
                 "    since = is_known and math.min(since, known_since) or known_since\n",
                 "    since = math.max(since, known_since)\n",
             ),
@@ -410,7 +406,7 @@ KNOWN: Final = (
     ),
     Plant(
         "a quarantine without an end",
-        (Change(QUEUE, "since + wait + grace - get_time_us() / 1000", "30000"),),
+        (Change(QUARANTINE, "since + wait + grace - get_time_us() / 1000", "30000"),),
         (Simulator("snapshot"), Search("restarts")),
     ),
     Plant(
@@ -552,7 +548,10 @@ KNOWN: Final = (
     ),
     Plant(
         "a confirmation does not lengthen the lease",
-        (Change(LOCK, "call('PEXPIRE', LOCK, math.max(pttl, ttl))", "local _ = nil", times=2),),
+        tuple(
+            Change(file, "call('PEXPIRE', LOCK, math.max(pttl, ttl))", "local _ = nil")
+            for file in (LOCK, LOCK_PLAIN_CASES)
+        ),
         (Simulator("pause"),),
     ),
     Plant(

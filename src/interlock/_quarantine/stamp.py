@@ -139,7 +139,7 @@ class IdentityStamp:
             self.text = self._format(self.since_ms, self.previous, self.lossless_from)
 
     def _format(self, since_ms: int, previous: str, lossless_from: Sequence[str]) -> str:
-        """The text, in the layout that queue.lua describes beside STAMP."""
+        """The text, in the layout that message.lua describes beside STAMP."""
         assert self.quarantine_seconds is not None
         grace_ms = int(self.isolation_grace * 1000)
         wait_ms = int(self.quarantine_seconds * 1000) - grace_ms

@@ -58,8 +58,8 @@
 
 local LOCK, SIGNAL = KEYS[1], KEYS[6]
 
--- The plain cases, before all functions as in lock.lua: a free key, or the release of a key, while nobody waits. These
--- lines do what the verbs below do then.
+-- The plain cases, before all functions as in lock_plain_cases.lua: a free key, or the release of a key, while nobody
+-- waits. These lines do what the verbs below do then.
 if verb == 'acquire' and call('EXISTS', LOCK, QUEUE, TOMBSTONES) == 0 then
   local ttl, value, last = ARGV[3], ARGV[8], call('GET', RECORD)
   local foreign_seen = last and string.match(last, '^1 plain %S+ %d+ (%d+) %d+ !') or not last and '0'
@@ -79,8 +79,8 @@ end
 
 -- SHORT_RUN_MS, LONG_RUN_MS: how long a run lasts while foreign holders are about, and else. FOREIGN_MS: for how long
 -- after the last foreign holder they count as being about. MAX_GAP_MS: the longest gap. LOOK_MS: when the head looks
--- again if the key says nothing about its end. MIN_LOOK_MS: when it looks again at the earliest, unless its caller polls
--- as often.
+-- again if the key says nothing about its end. MIN_LOOK_MS: when it looks again at the earliest, unless its caller
+-- polls as often.
 local SHORT_RUN_MS, LONG_RUN_MS, FOREIGN_MS, MAX_GAP_MS, LOOK_MS, MIN_LOOK_MS = 1000, 10000, 60000, 100, 1000, 5
 
 local record, tail, is_readable = nil, '', true

@@ -35,8 +35,8 @@
 --include queue
 
 local BARRIER, PRESENT = KEYS[1], KEYS[6]
--- BROKEN: a reply code, as in queue.lua. ARRIVAL_TTL_MS: how long the script remembers an arrival that has passed, and
--- an operation.
+-- BROKEN: a reply code, as in message.lua. ARRIVAL_TTL_MS: how long the script remembers an arrival that has passed,
+-- and an operation.
 local BROKEN, ARRIVAL_TTL_MS = 10, 60000
 local generation, record, parties, arrivals, passed, woken, reason  -- woken: the field `told`
 local tail = ''  -- the rest of the record, after the words that this version knows

@@ -1,7 +1,7 @@
--- Statements, for a place where `waiter`, `handover_ttl`, `subscribed`, `channel`, `wants` and `now_ms` are set. They mark
--- the waiter as alive, put it at the end of the queue unless it has a place there, and set `is_head`. `wants` begins
--- with a space, or is "". The first command makes no key: a client without the right to PEXPIRE must leave no key
--- without a TTL.
+-- Statements, for a place where `waiter`, `handover_ttl`, `subscribed`, `channel`, `wants` and `now_ms` are set. They
+-- mark the waiter as alive, put it at the end of the queue unless it has a place there, and set `is_head`. `wants`
+-- begins with a space, or is "". The first command makes no key: a client without the right to PEXPIRE must leave no
+-- key without a TTL.
 local has_waiters = call('PEXPIRE', WAITERS, QUEUE_TTL_MS) == 1
 local newest = call('ZRANGE', QUEUE, -1, -1, 'WITHSCORES')[2]
 is_head = not newest

@@ -1,4 +1,4 @@
--- The kind: which kind of synchronizer uses a name, if any does. For people, who know the name alone. It writes nothing.
+-- The kind: which kind of synchronizer uses a name, if any. For people, who know the name alone. It writes nothing.
 --
 -- Theory. Each kind has its record under the same key, and the second word of the record is the kind. A name without a
 -- record may have the note of a `once`, which outlives the record, or the plain key of another library.
@@ -8,8 +8,8 @@
 --        3 done         string  the note of a run, as in once.lua
 --        4 plain-record string  "1 plain <attempt> ... !<value>", as in plain_key.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
---   kind  what              RETURN {record | "", value | "", the name has another type than string, or no text 0|1, note | "",
---                                   record of plain_key.lua | "", the server's time in µs}
+--   kind  what              RETURN {record | "", value | "", the name has another type than string, or no text 0|1,
+--                                   note | "", record of plain_key.lua | "", the server's time in µs}
 --                             what: "-", for words of a later version
 
 --include message

@@ -5,7 +5,7 @@
 -- more. A waiter whose push got lost learns that the latch is open from its next heartbeat. Each latch has a
 -- generation. A waiter names the generation in which it waits, so that it gets BROKEN once that latch is gone, and does
 -- not keep another latch of the same name alive. A caller with another count than the latch has, open or not, gets
--- LIMIT_MISMATCH, and changes nothing: else it would pass a latch that others have not counted down as often as it says.
+-- LIMIT_MISMATCH, and changes nothing: else it would pass a latch that others have counted down less often.
 --
 -- KEYS   1 latch    hash     count; left; keep: ms for which the latch outlives its last caller; why: the reason of a
 --                           revocation
@@ -36,7 +36,7 @@
 --include queue
 
 local LATCH = KEYS[1]
--- BROKEN: a reply code, as in queue.lua. OPERATION_TTL_MS: how long the script remembers an operation.
+-- BROKEN: a reply code, as in message.lua. OPERATION_TTL_MS: how long the script remembers an operation.
 local BROKEN, OPERATION_TTL_MS = 10, 60000
 local generation, record, left, keep_ms, reason, counts_from
 

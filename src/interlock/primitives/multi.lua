@@ -16,7 +16,7 @@
 
 local GRANTED = 1
 local verb = ARGV[1]
-local STAMP = table.remove(ARGV)  -- see queue.lua: the last argument of each acquire, too
+local STAMP = table.remove(ARGV)  -- see message.lua: the last argument of each acquire, too
 
 local function call_script(script, keys, args)
   local reply = script(keys, args)

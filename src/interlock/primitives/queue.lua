@@ -1,4 +1,6 @@
--- The queue of waiters. Every script whose callers may wait includes this file, behind message.lua.
+-- The queue of waiters. Every script whose callers may wait includes this file, behind message.lua. Such scripts share
+-- more than the queue: the clock at the head of this file; at its end the tombstones, the verb `execute`, and free
+-- text.
 --
 -- Theory. A sorted set holds the waiters in order of arrival. A hash holds an entry for each waiter: until when the
 -- waiter counts as alive, and which channel wakes the waiter. Heartbeats keep a waiter alive. next_waiter() drops a
@@ -26,70 +28,6 @@ local function get_time_us()
     time_us = time[1] * 1000000 + time[2]
   end
   return time_us
-end
-
--- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
--- evidence for that, as text. `recorded` is the identity or the evidence in a record, `ttl` the ttl of the record's
--- last lease, and `fence` the record's fence; nil if there is no record. A record names the identity of the server that
--- granted last. If this server has another identity, there was a restart or a failover in between, which may have lost
--- the latest grants. Without a record, the previous identity that the client names is the evidence. So is it for a
--- record that was written before this server became the primary again: no fence is lower than the clock at its grant.
---
--- The evidence is "<lost identity>><this identity>><since>+<wait>". Scripts store the evidence, so that a client which
--- met this server later, and therefore knows only a later `since`, does not wait longer; and that a client with a
--- smaller `wait` than another one does not wait less. (An earlier version stores no `wait`.) A client that does not know
--- that this server has returned knows only a `since` that is too early.
-local function quarantine_left(recorded, ttl, fence)
-  if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end
-  local since, wait, grace, previous, lossless = string.match(STAMP, '[ +*](%d+) (%d+) (%d+) (%S+) ?(.*)')
-  local evidence, successor, known_since, known_wait = string.match(recorded or '', '^([^>]*)>([^>]*)>(%d+)%+?(%d*)')
-  local is_older = HAS_RETURNED and fence and fence < since * 1000 and evidence ~= previous
-  if not recorded or recorded == '-' or is_older then
-    recorded, evidence, successor = previous, nil, nil
-  end
-  if recorded == '-' or recorded == IDENTITY then return 0 end
-  if successor == IDENTITY then
-    local is_known = evidence == previous or string.byte(evidence) ~= AT_SIGN
-    since = is_known and math.min(since, known_since) or known_since
-  end
-  since = math.min(since, get_time_us() / 1000)  -- else, if the clock was set back by hours, it would last for hours
-  wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)
-  recorded = evidence or recorded
-  for prefix, min_ttl in string.gmatch(lossless, '([^ /]+)/?(%d*)') do
-    if string.sub(recorded, 1, #prefix) == prefix and (tonumber(min_ttl) or 0) <= tonumber(ttl or 0) then return 0 end
-  end
-  local left_ms = math.max(0, math.ceil(since + wait + grace - get_time_us() / 1000))
-  return left_ms, string.format('%s>%s>%.0f+%.0f', recorded, IDENTITY, since, wait)
-end
-
--- Makes a record say that a lease lasts `ttl` ms, if it says less. After a failover, a client whose max_ttl is smaller
--- than this ttl waits as long as the record says.
-local function raise_recorded_ttl(its_record, ttl)
-  local stored = redis.pcall('GET', its_record)
-  local first_words, stored_ttl, last_words =
-    string.match(type(stored) == 'string' and stored or '', '^(1 %a+ %d+ %S+ )(%d+)( .*)')
-  if stored_ttl and tonumber(stored_ttl) < tonumber(ttl) then
-    redis.pcall('SET', its_record, first_words .. ttl .. last_words, 'KEEPTTL')
-  end
-end
-
--- Returns the fence after `fence`, and by how many ms that fence is ahead of the server's clock. `recorded` is the
--- identity under which `fence` was granted. A fence is at least the clock in µs, so that it passes the fences of grants
--- that this server has lost. The servers of a quorum count instead, so that all of them propose the same fence; a
--- server that may have lost grants (its identity differs from the record's) takes the clock.
-local function next_fence(fence, recorded)
-  local now_us = get_time_us()
-  local following = IN_QUORUM and fence > 0 and recorded == IDENTITY and fence + 1 or math.max(fence + 1, now_us)
-  return following, math.max(0, math.ceil((following - now_us) / 1000))
-end
-
--- Splits the end of a stored text, after the words that this version knows, into the words of a later version, each
--- with the space before it, and the free text, or nil.
-local function split_free_text(tail)
-  if tail == '' then return '' end
-  local mark_at = string.find(tail, ' !', 1, true)
-  if not mark_at then return tail end
-  return string.sub(tail, 1, mark_at - 1), string.sub(tail, mark_at + 2)
 end
 
 local function dequeue(waiter)
@@ -148,8 +86,9 @@ local scans_left = MAX_SCANNED  -- waiters that next_waiter() may still look at 
 -- script call looked at were dead, and the queue holds more.
 --
 -- The turn is the oldest live and reachable waiter's; if the first MAX_UNREACHABLE live waiters are unreachable, the
--- oldest live waiter's. The reply of this call reaches the waiter that sent the message, `token`. An unreachable waiter keeps its place, since its client may connect again. Each step reads
--- eight times as many waiters as the step before, because where one waiter is dead, many may be.
+-- oldest live waiter's. The reply of this call reaches the waiter that sent the message, `token`. An unreachable waiter
+-- keeps its place, since its client may connect again. Each step reads eight times as many waiters as the step before,
+-- because where one waiter is dead, many may be.
 local function next_waiter(position)
   local now_ms, unreachable, unreachable_count, batch_size = nil, nil, 0, 1
   repeat
@@ -245,4 +184,13 @@ end
 local function execute_command(is_holder)
   if not is_holder then return {NOT_FOUND} end
   return {GRANTED, call(unpack(ARGV, 3))}
+end
+
+-- Splits the end of a stored text, after the words that this version knows, into the words of a later version, each
+-- with the space before it, and the free text, or nil.
+local function split_free_text(tail)
+  if tail == '' then return '' end
+  local mark_at = string.find(tail, ' !', 1, true)
+  if not mark_at then return tail end
+  return string.sub(tail, 1, mark_at - 1), string.sub(tail, mark_at + 2)
 end

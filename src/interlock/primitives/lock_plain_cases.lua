@@ -1,0 +1,86 @@
+-- The plain cases of the lock. Nearly every message acquires a free lock, confirms a handover, queues behind a holder,
+-- or releases, while the record names this server and a lock. These statements do what the verbs of lock.lua do with
+-- such a message. lock.lua includes them before all functions, because Lua makes every function anew in each call,
+-- which takes longer than the commands of a plain case. They leave every other state to the verbs; by then they have
+-- written nothing that the verb would not write. tests/model/test_plain_cases.py compares both ways.
+local plain_record, stored_fence, ttl_at = false, nil, nil
+if not HAS_RETURNED
+  and not IN_QUORUM and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0') then
+  plain_record = call('GET', RECORD)
+  local identity_at, identity_end = string.find(plain_record or '', ' ' .. IDENTITY .. ' ', 1, true)
+  if identity_at and string.sub(plain_record, 1, 7) == '1 lock ' then
+    stored_fence, ttl_at = tonumber(string.sub(plain_record, 8, identity_at - 1)), identity_end + 1
+  elseif not plain_record and verb == 'acquire' then  -- nobody has used this name lately
+    local previous = IDENTITY == '-' and '-' or string.match(STAMP, ' %d+ %d+ %d+ (%S+)')
+    stored_fence = previous == '-' and 0 or nil
+  end
+end
+if stored_fence and verb == 'acquire' then
+  local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local owner = ARGV[8]
+  local released, recorded_ttl, holder_at = '- ', nil, nil
+  if plain_record then
+    local released_at = string.find(plain_record, ' ', ttl_at, true) + 1
+    recorded_ttl = tonumber(string.sub(plain_record, ttl_at, released_at - 2))
+    holder_at = string.find(plain_record, ' ', released_at, true) + 1
+    released = string.sub(plain_record, released_at, holder_at - 1)
+  end
+  if call('EXISTS', LOCK, QUEUE, TOMBSTONES) == 0 then
+    local time = call('TIME')
+    local now_us = time[1] * 1000000 + time[2]
+    if now_us > stored_fence then
+      local fence = time[1] .. string.sub('00000' .. time[2], -6)  -- now_us as text
+      local first_words = '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' '
+      call('SET', RECORD, first_words .. released .. token .. ' ' .. channel, 'PX', RECORD_TTL_MS + ttl)
+      call('SET', LOCK, token, 'PX', ttl)
+      return {GRANTED, now_us}
+    end
+  else
+    local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
+    if holder ~= string.match(plain_record or '', '^[^ ]+', holder_at) then
+      -- Free with a queue, revoked, in a quarantine, or foreign.
+    elseif holder == token then
+      if tonumber(ttl) <= math.min(recorded_ttl, RECORD_TTL_MS / 2) then
+        if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
+        call('PEXPIRE', LOCK, math.max(pttl, ttl))  -- writes in any case, as the verb does
+        return {GRANTED, stored_fence}
+      end
+    elseif pttl >= 0 and max_waiters == 'inf' and owner == '' and not call('ZSCORE', TOMBSTONES, token) then
+      local waiter, wants, time, is_head = token, ' lock ' .. ttl, call('TIME')
+      local now_ms = time[1] * 1000 + time[2] / 1000
+      --include enqueue
+      return {QUEUED, holder, pttl, is_head and 1 or 0}
+    end
+  end
+elseif stored_fence and call('GET', LOCK) == token then
+  local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
+  local holder_at = string.find(plain_record, ' ' .. token .. ' ', ttl_at, true)
+  if not holder_at or string.find(plain_record, ' ', holder_at + #token + 2, true) then
+    -- The record names another holder, or ends with words of a later version.
+  elseif not has_queue_or_tombstones then
+    call('DEL', LOCK)
+    local first_words = string.sub(plain_record, 1, string.find(plain_record, ' ', ttl_at, true))
+    redis.pcall('SET', RECORD, first_words .. token .. ' - -', 'KEEPTTL')
+    return {1, 0}
+  elseif not call('ZSCORE', TOMBSTONES, 'ousted') then
+    if call('ZREM', QUEUE, token) == 1 then call('HDEL', WAITERS, token) end
+    local head, time = call('ZRANGE', QUEUE, 0, 0)[1], call('TIME')
+    local alive_until, handover_ttl, subscribed, channel, wants, at_sign, ttl =
+      string.match(head and call('HGET', WAITERS, head) or '', '^(%d+) (%d+) (%d) ([^ ]+) (lock ?(@?)(%d*))$')
+    if at_sign == '@' or ttl == '' then ttl = handover_ttl end  -- an earlier version stored the entry
+    local now_us, fence = time[1] * 1000000 + time[2], time[1] .. string.sub('00000' .. time[2], -6)
+    local is_sharded = channel and string.find(channel, '{', 1, true)
+    if alive_until and tonumber(alive_until) > now_us / 1000 and now_us > stored_fence
+      and (subscribed ~= '1'
+        or (redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] or 1) > 0)
+      and not redis.pcall('SET', RECORD, '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' ' .. token
+        .. ' ' .. head .. ' ' .. channel, 'PX', RECORD_TTL_MS + ttl).err
+    then
+      call('SET', LOCK, head, 'PX', handover_ttl)
+      call('HSET', WAITERS, head,
+        string.format('%.0f %s 0 %s %s', now_us / 1000 + handover_ttl, handover_ttl, channel, wants))
+      if channel ~= '-' then redis.pcall(is_sharded and 'SPUBLISH' or 'PUBLISH', channel, 'granted ' .. head) end
+      return {1, 0}
+    end
+  end
+end
