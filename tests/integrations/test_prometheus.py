@@ -29,15 +29,15 @@ except ModuleNotFoundError as missing:
 else:
     MISSING = ""
 
-from interlock._client.error_texts import _KINDS
 from interlock._people.observer import Loss, Outcome
+from interlock.primitives.kinds import KINDS
 
 pytestmark = [pytest.mark.runs_on("valkey-9.1", modes="threads"), pytest.mark.xdist_group("prometheus")]
 FILES = Path(__file__).parents[2] / "docs" / "observability"
 ALERTS = FILES / "alerts.yml"
 FROM_PROMETHEUS = {"job", "instance"}  # labels that a scrape adds
 VALUES = {
-    "outcome": {each.value for each in Outcome}, "reason": {each.value for each in Loss}, "interlock_kind": {*_KINDS}
+    "outcome": {each.value for each in Outcome}, "reason": {each.value for each in Loss}, "interlock_kind": {*KINDS}
 }  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from interlock._protocol.names import (
 from interlock._quarantine.histories import Histories
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits
+from interlock.primitives.kinds import KINDS
 from interlock.primitives.messages import InspectCall
 from interlock.primitives.once import Skipped
 
@@ -53,7 +54,10 @@ MAX_CONNECTIONS: Final = 64  # to one server, by default
 MAX_MAX_CONNECTIONS: Final = 65_535
 MAX_MAX_WAITERS: Final = 1_000_000
 MONTH: Final = 30 * 86_400.0  # seconds
-ON_A_QUORUM: Final = ("lock", "rlock", "multi", "election", "once")  # what servers that share nothing can agree on
+# What servers that share nothing can agree on.
+ON_A_QUORUM: Final = tuple(
+    dict.fromkeys(("lock", "rlock", "multi", *(kind.name for kind in KINDS.values() if kind.quorum is not None)))
+)
 
 
 class InterlockCore(Face):

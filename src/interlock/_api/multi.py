@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client import multi as client
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
 from interlock.errors import AcquireTimeout, ConfigError, LockError
+from interlock.primitives.kinds import kind_named
 from interlock.primitives.lock import LockState
 from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
@@ -133,7 +134,7 @@ def checked_members(interlock: object, lockables: tuple[Any, ...]) -> tuple[Any,
         raise ConfigError(f"multi() takes 1 to {MAX_LOCKABLES} locks, not {len(lockables)}")
     seen: set[str] = set()
     for each in lockables:
-        if not isinstance(each, LockableCore) or each._primitive.script.name not in {"lock", "permits"}:
+        if not isinstance(each, LockableCore) or not kind_named(each._primitive.kind).may_join_multi:
             raise ConfigError(
                 f"multi() takes locks, rlocks, semaphores, and the .read() or .write() of an rwlock, not {each!r}"
                 + (". Give them one by one: multi(*locks)" if isinstance(each, list | tuple) else "")

@@ -10,6 +10,7 @@ from interlock._protocol.names import printable
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
+from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
 
@@ -118,47 +119,34 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
     if code == WRONG_KIND:
         return _wrong_kind_error(resource, text)
     if code == LIMIT_MISMATCH:
-        what, way = _MISMATCH.get(resource.kind, _MISMATCH["semaphore"])
+        what, way = kind_named(resource.kind).mismatch
         return ConfigError(f"{resource} is in use with {what}={detail!r}. {way}")
     if code == BROKEN:
-        way = "Use another name for another one" if resource.kind == "latch" else "Call reset() before using it again"
-        return BrokenBarrier(f"{resource} is broken ({text}). {way}")
+        return BrokenBarrier(f"{resource} is broken ({text}). {kind_named(resource.kind).broken_advice}")
     if code == REVOKED:
         return LeaseLost(f"{resource} was revoked ({text}) at the moment of its handover. Acquire it again")
     return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
 
 
-# What a client gave otherwise than the server has it, and the way out; by the kind of resource.
-_MISMATCH: Final = {
-    "semaphore": ("limit", "Give the same limit, or change it for all with set_limit()"),
-    "barrier": ("parties", "Give the same number"),
-    "latch": ("count", "Give the same count; or use another name, since this latch lasts until its ttl is over"),
-}
-
-# The kinds in the second word of a record, for people.
-_KINDS: Final = {
-    "lock": "a lock", "semaphore": "a semaphore", "rwlock": "a read-write lock", "election": "an election",
-    "once": "a once()", "latch": "a latch", "barrier": "a barrier",
-}  # fmt: skip
-
-
 def is_of_another_kind(resource: Resource, record: bytes) -> bool:
     """Whether a record is that of another kind of synchronizer."""
     version, kind = [*record.decode(errors="replace").split(), "", ""][:2]
-    return version == RECORD_VERSION and kind in _KINDS and kind != resource.kind
+    return version == RECORD_VERSION and kind in KINDS and kind != resource.kind
 
 
 def _wrong_kind_error(resource: Resource, record: str) -> ConfigError:
     """The error for a name whose record belongs to another kind of primitive, or to another version."""
     version, kind = [*record.split(), "", ""][:2]
     if not record:
+        deleter = kind_named(resource.kind).phrase
         return ConfigError(
-            f"{resource}: its key {resource.keys[0]!r} holds something else, which {_KINDS[resource.kind]} would "
-            "delete. Use another name or prefix"
+            f"{resource}: its key {resource.keys[0]!r} holds something else, which {deleter} would delete. Use another "
+            "name or prefix"
         )
-    if version == RECORD_VERSION and kind in _KINDS and kind != resource.kind:
+    if is_of_another_kind(resource, record.encode()):
         return ConfigError(
-            f"{resource}: {resource.name!r} is in use as {_KINDS[kind]}, and one name can't be both. Use another name"
+            f"{resource}: {resource.name!r} is in use as {KINDS[kind].phrase}, and one name can't be both. Use another "
+            "name"
         )
     stored = f"{version} {kind}"
     return ConfigError(

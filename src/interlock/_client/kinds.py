@@ -13,6 +13,7 @@ from interlock._client.error_texts import is_of_another_kind, reply_error
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.codes import WRONG_KIND
 from interlock.primitives.kind import KindCall, KindReply, kind_resource
+from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import InspectCall, Refused
 from interlock.primitives.scripts import load
 
@@ -31,7 +32,7 @@ async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
         if "WRONGTYPE" in str(error) and not core.server.is_quorum:
             await _raise_for_kind(core, resource)
         raise
-    record = _record_in(resource, reply)
+    record = kind_named(resource.kind).record_in(reply)
     if record and is_of_another_kind(resource, record):
         raise reply_error(resource, Refused(WRONG_KIND, record))
     return reply
@@ -43,20 +44,6 @@ async def kind_of(core: Core, name: str, prefix: str) -> KindReply:
     On a quorum, what most servers have that know the name.
     """
     return KindReply.parse(await core.query(kind_resource(name, prefix), *KindCall().encode()))
-
-
-def _record_in(resource: Resource, reply: Any) -> bytes:
-    """The record in a reply; b"" of a latch or a barrier, whose scripts refuse the other kinds themselves."""
-    match resource.script.name:
-        case "lock" | "election":
-            record: bytes = reply[2]
-        case "once":
-            record = reply[0][2]
-        case "permits":
-            record = reply[0]
-        case _:
-            record = b""
-    return record
 
 
 async def _raise_for_kind(core: Core, resource: Resource) -> None:

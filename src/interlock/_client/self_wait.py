@@ -22,6 +22,7 @@ from interlock._client.grant import Attempt, Grant, Hold
 from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
 from interlock._protocol.timing import FOREVER
 from interlock.errors import Deadlock
+from interlock.primitives.kinds import kind_named
 from interlock.primitives.permits import PermitArgs
 
 if TYPE_CHECKING:
@@ -78,13 +79,7 @@ class SelfWait(NamedTuple):
 
 def way_out(resource: Resource) -> str:
     """What a caller may do that holds this already."""
-    if resource.kind == "semaphore":
-        return "Release those permits first, or acquire all in one call: acquire(permits=...)"
-    if resource.kind == "rwlock":
-        return "Release that lease first"
-    if resource.kind == "election":
-        return "Use the lease that you have, or resign first"
-    return "Release it first; or use rlock() in both places, so that its holder may enter it again"
+    return kind_named(resource.kind).self_wait_advice
 
 
 def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str) -> Deadlock:

@@ -45,6 +45,7 @@ from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock._servers.single import SentBatch, connected_clients
 from interlock.errors import ConfigError, LockError
+from interlock.primitives.kinds import rules_of
 from interlock.primitives.lock import FenceCall, FenceReply
 from interlock.primitives.messages import (
     AcquireCall,
@@ -56,7 +57,6 @@ from interlock.primitives.messages import (
     ReleaseCall,
     Retry,
 )
-from interlock.primitives.quorum_rules import rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

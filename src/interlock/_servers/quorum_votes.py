@@ -3,7 +3,7 @@
 Theory. Every server decides by itself, with the same script, and the votes of a majority of all servers count. Each
 function gets the call and the parsed replies so far. The function returns the one reply that the client reads, or None
 while a server that has not answered yet could change that reply. The quorum calls these functions only after a majority
-has answered. Rules for one primitive stand beside that primitive: see `primitives/quorum_rules.py`.
+has answered. Rules for one kind stand in its record: see `primitives/kind_record.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from interlock.primitives.codes import (
 )
 from interlock.primitives.election import Leading, WatchCall, merge_watch, parse_watch
 from interlock.primitives.kind import KindCall, KindReply, merge_kind
+from interlock.primitives.kinds import rules_of
 from interlock.primitives.lock import FenceCall, FenceReply, LockInspect
 from interlock.primitives.messages import (
     GONE,
@@ -57,13 +58,13 @@ from interlock.primitives.messages import (
     parse_acquire,
 )
 from interlock.primitives.once import ForgetCall
-from interlock.primitives.quorum_rules import QuorumRules, rules_of
 from interlock.primitives.votes import Votes, holder_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._protocol.types import Message, Script
+    from interlock.primitives.quorum_rules import QuorumRules
 
 # acquire
 

@@ -12,6 +12,7 @@ from interlock._people.revocation import audit as audited
 from interlock._protocol.run import run
 from interlock.cli.options import TIME, AsJson, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe
+from interlock.primitives.kinds import kind_named
 
 __all__ = ["app"]
 
@@ -47,7 +48,7 @@ def audit(
     for each in found:
         at = each.at.astimezone()
         out.print(Text.assemble((f"{at:{TIME}}", "dim"), "  ", (safe(each.name), "bold"), f"  {safe(each.kind)}"))
-        whom = ", ".join(each.holders) or ("those who waited" if each.kind in {"latch", "barrier"} else "nobody")
+        whom = ", ".join(each.holders) or ("nobody" if kind_named(each.kind).has_holders else "those who waited")
         more = f", and {each.holding - len(each.holders)} more" if each.holding > len(each.holders) else ""
         print_rows(
             out,

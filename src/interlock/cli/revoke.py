@@ -12,7 +12,7 @@ import secrets
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -29,10 +29,8 @@ from interlock.cli.wait import Progress, short
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.kind import PLAIN, resource_of
-from interlock.primitives.lock import LockInspect
+from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import BreakCall
-from interlock.primitives.once import OnceInspect
-from interlock.primitives.permits import PermitInspect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -141,7 +139,7 @@ class Revoke:
         assert view.kind is not None
         resource = resource_of(view.kind, self.name, self.locks.prefix)
         self.reason = reason_text(resource, self.reason)
-        if view.kind in {"latch", "barrier"}:
+        if not kind_named(view.kind).has_holders:
             return self._break(view, resource, outcome)
         if view.quarantine is not None:
             return self._end_quarantine(view, resource, outcome)
@@ -223,7 +221,7 @@ class Revoke:
 
     def _value(self, holder: Holder, resource: Resource) -> bytes:
         """What the server must have in order that this holder, and no other one, is revoked by force."""
-        if resource.script.name == "permits":
+        if not kind_named(resource.kind).value_is_holder:
             return holder.token.encode()
         if not self.locks._is_quorum:  # a value of another library may be no text
             value = run(kind_of(self.core, self.name, self.locks.prefix)).value
@@ -267,7 +265,7 @@ class Revoke:
         question = f"End the quarantine of {self.shown}, {left} early? Two may be at work, if a lease was lost"
         if not self._agreed(question, outcome):
             return outcome
-        marker = _marker(resource, run(inspect(self.core, resource, "1")))
+        marker = kind_named(resource.kind).marker_in(run(inspect(self.core, resource, "1")))
         done = marker and run(Revoking(self.core, resource, self.reason, force=True).revoke([marker]))
         if not done:
             return self._was_gone(outcome)
@@ -306,18 +304,6 @@ class Revoke:
             return True
         outcome.result, outcome.text, outcome.holders = "declined", f"{self.shown}: nobody was revoked", []
         return False
-
-
-def _marker(resource: Resource, reply: Any) -> bytes:
-    """The marker of a quarantine in a reply to `inspect`; b"" if there is none."""
-    match resource.script.name:
-        case "permits":
-            value = PermitInspect.parse(reply).marker
-        case "once":
-            value = OnceInspect.parse(reply).value
-        case _:
-            value = LockInspect.parse(reply).value
-    return value if value.startswith(QUARANTINE) else b""
 
 
 def _line(holder: Holder) -> str:

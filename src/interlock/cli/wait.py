@@ -18,7 +18,7 @@ from interlock.cli.options import AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party
 from interlock.errors import ConfigError
-from interlock.primitives.kind import NEWER, OTHER
+from interlock.primitives.kinds import kind_named
 
 if TYPE_CHECKING:
     from interlock.threads import Interlock
@@ -72,7 +72,7 @@ def until_free(locks: Interlock, name: str, limit: float, progress: Progress) ->
     place = Place(locks)
     while True:
         view = glance(locks, name, 1)
-        if view.kind in {OTHER, NEWER, "barrier"}:
+        if view.kind is not None and not (view.is_known and kind_named(view.kind).becomes_free):
             raise ConfigError(
                 f"the key {view.key!r} is that of {view.kind}: nobody holds it, so there is no end of that"
             )

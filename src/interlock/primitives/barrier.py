@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
+from interlock.primitives.kind_record import Kind
 from interlock.primitives.scripts import load
 
 from .lock import LOCK_COMPANIONS
@@ -87,3 +88,20 @@ def parse_state(name: str, reply: Raw) -> BarrierState:
         broken=why.decode(errors="replace") or None,
         generation=int(generation) if generation else None,
     )
+
+
+def _made_to_ask(name: str, prefix: str) -> Resource:
+    return barrier_resource(name, prefix, 1)
+
+
+BARRIER: Final = Kind(
+    "barrier",
+    "a barrier",
+    "barrier",
+    _made_to_ask,
+    has_holders=False,
+    becomes_free=False,
+    value_is_holder=False,
+    mismatch=("parties", "Give the same number"),
+    broken_advice="Call reset() before using it again",
+)

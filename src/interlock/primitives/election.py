@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock.primitives.codes import GRANTED, QUARANTINE
+from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import NO_KEY, Raw, Refused, Words
 from interlock.primitives.votes import Votes, holder_of
 
-from .lock import lock_based_resource
+from .lock import LOCK_RULES, lock_based_resource, marker_in, record_in
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
@@ -84,3 +85,16 @@ def merge_watch(votes: Votes[WatchCall, Leading | Refused]) -> Leading | Refused
     if number < votes.majority or not leader or term is None:
         return Leading(b"", NO_KEY, max(vote.term for vote in answers))
     return Leading(leading[0].value, votes.majority_pttl([vote.pttl_ms for vote in leading]), term)
+
+
+ELECTION: Final = Kind(
+    "election",
+    "an election",
+    "election",
+    election_resource,
+    "Use the lease that you have, or resign first",
+    record_in,
+    marker_in,
+    LOCK_RULES,
+    short="elect",
+)

@@ -9,34 +9,18 @@ from interlock._protocol.names import keys_of
 from interlock._protocol.tokens import Token
 from interlock._protocol.types import Resource
 from interlock.primitives.codes import QUARANTINE
-from interlock.primitives.lock import RECORD_VERSION, lock_resource
-from interlock.primitives.once import once_resource
+from interlock.primitives.kinds import KINDS, kind_named
+from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.scripts import load
 
-from .barrier import barrier_resource
-from .election import election_resource
-from .latch import MIN_LATCH_TTL, latch_resource
-from .permits import read_resource, semaphore_resource
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from interlock.primitives.messages import Raw, Words
     from interlock.primitives.votes import Votes
 
 COMPANIONS: Final = ("record", "done", "plain-record")
 PLAIN, OTHER, NEWER = "plain key", "other data", "another version"  # what is none of our kinds
-# By kind: makes the resource to ask. What the maker would grant does not matter: only `inspect` and `revoke` are sent.
-MAKERS: Final[dict[str, Callable[[str, str], Resource]]] = {
-    "lock": lock_resource,
-    "rwlock": read_resource,
-    "semaphore": lambda name, prefix: semaphore_resource(name, prefix, 1),
-    "election": election_resource,
-    "once": lambda name, prefix: once_resource(name, prefix, None),
-    "latch": lambda name, prefix: latch_resource(name, prefix, 1, MIN_LATCH_TTL),
-    "barrier": lambda name, prefix: barrier_resource(name, prefix, 1),
-    PLAIN: lock_resource,
-}
 _PERMIT_WORDS: Final = 7  # of a record without a kind that permits.lua has stored
 
 
@@ -84,13 +68,13 @@ class KindReply(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        """The kind: one of `MAKERS`, OTHER or NEWER; None if there is nothing."""
+        """The kind: one of `KINDS`, PLAIN, OTHER or NEWER; None if there is nothing."""
         if self.record:
             words = self.record.decode(errors="replace").split()
             version, kind = [*words, "", ""][:2]
             if version == RECORD_VERSION and kind == "unknown":  # a quarantine stored it where no record was
                 return "semaphore" if len(words) == _PERMIT_WORDS else "lock"
-            return kind if version == RECORD_VERSION and kind in MAKERS else NEWER
+            return kind if version == RECORD_VERSION and kind in KINDS else NEWER
         if self.value:
             token = Token.parse(self.value.decode(errors="replace").removeprefix("!"))
             is_ours = token is not None or self.value.startswith(QUARANTINE)
@@ -109,8 +93,8 @@ class KindReply(NamedTuple):
 
 
 def resource_of(kind: str, name: str, prefix: str) -> Resource:
-    """Make the resource of a name of this kind, to inspect it. Raises ConfigError."""
-    return MAKERS[kind](name, prefix)
+    """Make the resource of a name of this kind, to inspect it: of a plain key, that of a lock. Raises ConfigError."""
+    return kind_named(kind).make(name, prefix)
 
 
 def merge_kind(votes: Votes[KindCall, KindReply]) -> KindReply | None:

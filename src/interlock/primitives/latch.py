@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import duration, keys_of, positive_int
 from interlock._protocol.types import Resource
+from interlock.primitives.kind_record import Kind
 from interlock.primitives.scripts import load
 
 from .lock import LOCK_COMPANIONS
@@ -98,3 +99,19 @@ def parse_state(name: str, reply: Raw) -> LatchState:
         waiting=waiting,
         revoked=why.decode(errors="replace") or None,
     )
+
+
+def _made_to_ask(name: str, prefix: str) -> Resource:
+    return latch_resource(name, prefix, 1, MIN_LATCH_TTL)
+
+
+LATCH: Final = Kind(
+    "latch",
+    "a latch",
+    "latch",
+    _made_to_ask,
+    has_holders=False,
+    value_is_holder=False,
+    mismatch=("count", "Give the same count; or use another name, since this latch lasts until its ttl is over"),
+    broken_advice="Use another name for another one",
+)

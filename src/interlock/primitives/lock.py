@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, token_part
 from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
 from interlock.primitives.codes import GRANTED, NOT_FOUND, QUARANTINE, free_text
+from interlock.primitives.kind_record import Kind
+from interlock.primitives.quorum_rules import QuorumRules
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from interlock.primitives.messages import Raw, Words
+    from interlock.primitives.messages import AcquireReply, Raw, Words
 
 LOCK_COMPANIONS = ("record", "queue", "waiters", "gone")
 NO_OWNER = ("", "lock")  # the arguments of an acquire of a lock without an owner: one tuple for all locks
@@ -188,3 +190,41 @@ def state_of(name: str, inspected: LockInspect) -> LockState:
         revoked=free_text("".join(fields[8:])) if holder.startswith("!") and not quarantined else None,
         quarantined=quarantined,
     )
+
+
+def marker_of(value: bytes) -> bytes:
+    """Return this value of a lock's key if it is the marker of a quarantine, else b""."""
+    return value if value.startswith(QUARANTINE) else b""
+
+
+def record_in(reply: Raw) -> bytes:
+    """See Kind."""
+    return LockInspect.parse(reply).record
+
+
+def marker_in(reply: Raw) -> bytes:
+    """See Kind."""
+    return marker_of(LockInspect.parse(reply).value)
+
+
+def _no_decisive_vote(_votes: Sequence[AcquireReply]) -> None:
+    return None
+
+
+def _merge_lock(replies: Sequence[LockInspect], merge: Callable[[Sequence[LockInspect]], LockInspect]) -> LockInspect:
+    return merge(replies)
+
+
+LOCK_RULES: Final = QuorumRules((), _no_decisive_vote, LockInspect.parse, _merge_lock)
+LOCK_ADVICE: Final = "Release it first; or use rlock() in both places, so that its holder may enter it again"
+LOCK: Final = Kind(
+    "lock",
+    "a lock",
+    "lock",
+    lock_resource,
+    LOCK_ADVICE,
+    record_in,
+    marker_in,
+    LOCK_RULES,
+    may_join_multi=True,
+)

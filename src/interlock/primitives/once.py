@@ -10,9 +10,11 @@ from urllib.parse import quote
 from interlock._protocol.names import MAX_NAME_BYTES, MIN_TTL, duration, shortened
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
+from interlock.primitives.quorum_rules import QuorumRules
 
-from .lock import LockInspect, lock_based_resource, state_of
+from .lock import LOCK_ADVICE, LockInspect, lock_based_resource, marker_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -238,3 +240,27 @@ def parse_state(name: str, reply: Raw) -> OnceState:
         last=Skipped(name, runner, datetime_of(int(started)), datetime_of(int(ended))) if note else None,
         free_in=pttl_ms / 1000 if pttl_ms >= 0 else None,
     )
+
+
+def _record_in(reply: Raw) -> bytes:
+    return OnceInspect.parse(reply).lock.record
+
+
+def _marker_in(reply: Raw) -> bytes:
+    return marker_of(OnceInspect.parse(reply).value)
+
+
+def _made_to_ask(name: str, prefix: str) -> Resource:
+    return once_resource(name, prefix, None)
+
+
+ONCE: Final = Kind(
+    "once",
+    "a once()",
+    "once",
+    _made_to_ask,
+    LOCK_ADVICE,
+    _record_in,
+    _marker_in,
+    QuorumRules(NO_NOTE, decisive_vote, OnceInspect.parse, merge_inspect),
+)

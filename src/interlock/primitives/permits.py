@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
+from interlock.primitives.kind_record import Kind
 from interlock.primitives.scripts import load
 
 from .lock import RECORD_VERSION
@@ -226,3 +227,42 @@ def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
         remaining=left_ms / 1000,
         revoked=why if revoked else None,
     )
+
+
+def _record_in(reply: Raw) -> bytes:
+    return PermitInspect.parse(reply).record
+
+
+def _marker_in(reply: Raw) -> bytes:
+    return PermitInspect.parse(reply).marker
+
+
+def _made_to_ask(name: str, prefix: str) -> Resource:
+    return semaphore_resource(name, prefix, 1)
+
+
+SEMAPHORE: Final = Kind(
+    "semaphore",
+    "a semaphore",
+    "permits",
+    _made_to_ask,
+    "Release those permits first, or acquire all in one call: acquire(permits=...)",
+    _record_in,
+    _marker_in,
+    value_is_holder=False,
+    may_join_multi=True,
+    mismatch=("limit", "Give the same limit, or change it for all with set_limit()"),
+    short="sem",
+)
+RWLOCK: Final = Kind(
+    "rwlock",
+    "a read-write lock",
+    "permits",
+    read_resource,
+    "Release that lease first",
+    _record_in,
+    _marker_in,
+    value_is_holder=False,
+    may_join_multi=True,
+    mismatch=SEMAPHORE.mismatch,
+)

@@ -14,6 +14,7 @@ from interlock.cli.escape import safe
 from interlock.cli.output import span
 from interlock.cli.show import describe, nothing_known
 from interlock.primitives.deadlocks import name_of
+from interlock.primitives.kinds import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,6 @@ SORTS: Final[dict[str, Callable[[Listed], Any]]] = {  # by name: the smallest ke
     "oldest": lambda row: (-max(_oldest(row.holders), _oldest(row.waiters)), name_of(row)),
     "name": lambda row: (row.name, row.kind, row.prefix),
 }
-SHORT_KINDS: Final = {"semaphore": "sem", "election": "elect"}
 HEADS: Final = ("NAME", "KIND", "HELD", "WAITING", "HOLDER", "AT")
 GAP: Final = 2  # columns between two cells
 MIN_FLEXIBLE: Final = 8  # columns that a name, a holder and a place get, at least
@@ -249,7 +249,7 @@ def _style(row: Listed) -> str:
 def _cells(row: Listed, age: float) -> tuple[str, ...]:
     waiting, holder = len(row.waiters), row.holders[0] if row.holders else None
     waits = f"{waiting}  {_short(row.waiters[0].seconds + age)}" if waiting else "-"
-    kind = SHORT_KINDS.get(row.kind, row.kind)
+    kind = (row.kind in KINDS and KINDS[row.kind].short) or row.kind
     if holder is None:
         return (safe(row.name), safe(kind), "-", waits, "nobody", safe(row.waiters[0].place) if waiting else "")
     more = f"+{len(row.holders) - 1} " if len(row.holders) > 1 else ""
