@@ -27,8 +27,8 @@ from interlock.cli.output import print_json, safe, span
 from interlock.cli.show import describe_party, nothing_known
 from interlock.cli.wait import Progress, short
 from interlock.errors import ConfigError, Unavailable
-from interlock.primitives.codes import QUARANTINE
-from interlock.primitives.kind import PLAIN, resource_of
+from interlock.primitives.codes import PLAIN, QUARANTINE
+from interlock.primitives.kind import resource_of
 from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import BreakCall
 

@@ -12,7 +12,7 @@ from interlock.cli.exit_status import NOTHING_THERE
 from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
 from interlock.cli.options import TIME, AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe, shortened, span
-from interlock.primitives.kind import OTHER
+from interlock.primitives.codes import OTHER
 from interlock.primitives.registry import SILENT_AFTER
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock.primitives.messages import Raw, Words
+    from interlock.primitives.view import View
 
 MAX_PARTIES: Final = 100_000  # the highest number of parties of a barrier
 
@@ -90,6 +91,23 @@ def parse_state(name: str, reply: Raw) -> BarrierState:
     )
 
 
+def _add_to_view(view: View, reply: Raw) -> View:
+    from interlock.primitives.view import Waiter, of_token  # noqa: PLC0415 (see view.py)
+
+    state = parse_state(view.name, reply)
+    if state.parties is None:
+        return view
+    return replace(
+        view,
+        state="broken" if state.broken else "waiting",
+        waiters=[Waiter(**of_token(token)) for token in state.waiters],
+        waiting=state.arrived,
+        parties=state.parties,
+        broken=state.broken,
+        generation=state.generation,
+    )
+
+
 def _made_to_ask(name: str, prefix: str) -> Resource:
     return barrier_resource(name, prefix, 1)
 
@@ -99,6 +117,7 @@ BARRIER: Final = Kind(
     "a barrier",
     "barrier",
     _made_to_ask,
+    _add_to_view,
     has_holders=False,
     becomes_free=False,
     value_is_holder=False,

@@ -11,7 +11,7 @@ from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import NO_KEY, Raw, Refused, Words
 from interlock.primitives.votes import Votes, holder_of
 
-from .lock import LOCK_RULES, lock_based_resource, marker_in, record_in
+from .lock import LOCK_RULES, add_to_view, lock_based_resource, marker_in, record_in
 
 if TYPE_CHECKING:
     from interlock._protocol.types import Resource
@@ -92,6 +92,7 @@ ELECTION: Final = Kind(
     "an election",
     "election",
     election_resource,
+    add_to_view,
     "Use the lease that you have, or resign first",
     record_in,
     marker_in,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock._protocol.names import keys_of
 from interlock._protocol.tokens import Token
 from interlock._protocol.types import Resource
-from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.codes import NEWER, OTHER, PLAIN, QUARANTINE
 from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.scripts import load
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from interlock.primitives.votes import Votes
 
 COMPANIONS: Final = ("record", "done", "plain-record")
-PLAIN, OTHER, NEWER = "plain key", "other data", "another version"  # what is none of our kinds
 _PERMIT_WORDS: Final = 7  # of a record without a kind that permits.lua has stored
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from interlock._protocol.types import Resource
     from interlock.primitives.messages import Raw
     from interlock.primitives.quorum_rules import QuorumRules
+    from interlock.primitives.view import View
 
 
 def nothing_in(_reply: Raw) -> bytes:
@@ -33,6 +34,8 @@ class Kind(NamedTuple):
     make: Callable[[str, str], Resource]
     """Makes the resource of a name and a prefix, for `inspect` and `revoke` only: so what it would grant is no
     matter. Raises ConfigError."""
+    add_to_view: Callable[[View, Raw], View]
+    """Adds to the view of a name what a reply to `inspect` says."""
     self_wait_advice: str = ""
     """The way out for a caller that waits for what it holds itself."""
     record_in: Callable[[Raw], bytes] = nothing_in

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import duration, keys_of, positive_int
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from interlock._protocol.types import Argument
     from interlock.primitives.messages import Raw, Words
+    from interlock.primitives.view import View
 
 MAX_COUNT: Final = 1_000_000_000  # the highest count of a latch
 MIN_LATCH_TTL: Final = 10.0  # seconds, the shortest ttl of a latch: its waiters send a heartbeat every second
@@ -101,6 +102,24 @@ def parse_state(name: str, reply: Raw) -> LatchState:
     )
 
 
+def _add_to_view(view: View, reply: Raw) -> View:
+    from interlock.primitives.view import Waiter, of_token  # noqa: PLC0415 (see view.py)
+
+    state = parse_state(view.name, reply)
+    if state.count is None:
+        return view
+    return replace(
+        view,
+        state="revoked" if state.revoked else "open" if state.open else "counting",
+        waiters=[Waiter(**of_token(token)) for token in state.waiters],
+        waiting=state.waiting,
+        count=state.count,
+        left=state.left,
+        broken=state.revoked,
+        expires=state.remaining,
+    )
+
+
 def _made_to_ask(name: str, prefix: str) -> Resource:
     return latch_resource(name, prefix, 1, MIN_LATCH_TTL)
 
@@ -110,6 +129,7 @@ LATCH: Final = Kind(
     "a latch",
     "latch",
     _made_to_ask,
+    _add_to_view,
     has_holders=False,
     value_is_holder=False,
     mismatch=("count", "Give the same count; or use another name, since this latch lasts until its ttl is over"),

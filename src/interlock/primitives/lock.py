@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, token_part
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock.primitives.messages import AcquireReply, Raw, Words
+    from interlock.primitives.view import View
 
 LOCK_COMPANIONS = ("record", "queue", "waiters", "gone")
 NO_OWNER = ("", "lock")  # the arguments of an acquire of a lock without an owner: one tuple for all locks
@@ -192,6 +193,25 @@ def state_of(name: str, inspected: LockInspect) -> LockState:
     )
 
 
+def add_to_view(view: View, reply: Raw) -> View:
+    """See Kind."""
+    return add_state_to_view(view, parse_state(view.name, reply))
+
+
+def add_state_to_view(view: View, state: LockState) -> View:
+    """Add the state of the lock of this name."""
+    from interlock.primitives.view import Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+
+    waiters = [Waiter(**of_token(token)) for token in state.waiters]
+    view = replace(view, fence=state.fence, waiters=waiters, waiting=state.waiting)
+    if state.quarantined:
+        return replace(view, state="quarantine", quarantine=state.remaining)
+    if state.holder is None:
+        return view
+    holder = Holder(**of_token(state.holder), fence=state.fence, remaining=state.remaining, revoked=state.revoked)
+    return replace(view, state="held", holders=[holder], holding=1)
+
+
 def marker_of(value: bytes) -> bytes:
     """Return this value of a lock's key if it is the marker of a quarantine, else b""."""
     return value if value.startswith(QUARANTINE) else b""
@@ -222,6 +242,7 @@ LOCK: Final = Kind(
     "a lock",
     "lock",
     lock_resource,
+    add_to_view,
     LOCK_ADVICE,
     record_in,
     marker_in,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -14,12 +14,13 @@ from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
 from interlock.primitives.quorum_rules import QuorumRules
 
-from .lock import LOCK_ADVICE, LockInspect, lock_based_resource, marker_of, state_of
+from .lock import LOCK_ADVICE, LockInspect, add_state_to_view, lock_based_resource, marker_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._protocol.types import Resource
+    from interlock.primitives.view import View
 
 R = TypeVar("R")
 NO_NOTE: Final = ("0", "0")  # the arguments of a release that lets the next run start at once
@@ -242,6 +243,17 @@ def parse_state(name: str, reply: Raw) -> OnceState:
     )
 
 
+def _add_to_view(view: View, reply: Raw) -> View:
+    view = add_state_to_view(view, state_of(view.name, OnceInspect.parse(reply).lock))
+    state = parse_state(view.name, reply)
+    last = state.last
+    if last is None:
+        return view
+    times = {"started": last.started, "ended": last.ended}
+    run_before = {"by": last.by, **{what: time.isoformat() if time else None for what, time in times.items()}}
+    return replace(view, last_run=run_before, next_run=state.free_in)
+
+
 def _record_in(reply: Raw) -> bytes:
     return OnceInspect.parse(reply).lock.record
 
@@ -259,6 +271,7 @@ ONCE: Final = Kind(
     "a once()",
     "once",
     _made_to_ask,
+    _add_to_view,
     LOCK_ADVICE,
     _record_in,
     _marker_in,

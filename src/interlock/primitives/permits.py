@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock.primitives.messages import Raw, Words
+    from interlock.primitives.view import View
 
 PERMIT_COMPANIONS = ("record", "queue", "waiters", "gone", "shares")
 ALL_PERMITS: Final = 1_000_000_000  # of a read-write lock: a writer takes all, a reader takes one
@@ -229,6 +230,40 @@ def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
     )
 
 
+def _add_to_view(view: View, reply: Raw) -> View:
+    from interlock.primitives.view import Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+
+    state, is_rwlock = parse_state(view.name, reply), view.kind == RWLOCK.name
+
+    def shares(number: int) -> dict[str, Any]:
+        return {"side": "write" if number == ALL_PERMITS else "read"} if is_rwlock else {"permits": number}
+
+    holders = [
+        Holder(
+            **of_token(each.token),
+            **shares(each.permits),
+            fence=each.fence,
+            remaining=each.remaining,
+            revoked=each.revoked,
+        )
+        for each in state.holders
+    ]
+    view = replace(
+        view,
+        state="held" if holders else "free",
+        holders=holders,
+        holding=state.holding,
+        waiters=[Waiter(**of_token(token), **shares(number)) for token, number in state.waiters],
+        waiting=state.waiting,
+        fence=state.fence,
+        limit=None if is_rwlock else state.limit,
+        used=None if is_rwlock else state.used,
+    )
+    if state.quarantine:
+        return replace(view, state="quarantine", quarantine=state.quarantine)
+    return view
+
+
 def _record_in(reply: Raw) -> bytes:
     return PermitInspect.parse(reply).record
 
@@ -246,6 +281,7 @@ SEMAPHORE: Final = Kind(
     "a semaphore",
     "permits",
     _made_to_ask,
+    _add_to_view,
     "Release those permits first, or acquire all in one call: acquire(permits=...)",
     _record_in,
     _marker_in,
@@ -259,6 +295,7 @@ RWLOCK: Final = Kind(
     "a read-write lock",
     "permits",
     read_resource,
+    _add_to_view,
     "Release that lease first",
     _record_in,
     _marker_in,

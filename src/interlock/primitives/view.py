@@ -1,0 +1,128 @@
+"""What the server has under a name, whatever kind uses it, as people look at it: for `show`, `wait` and `revoke`.
+
+Each primitive adds to a `View` what its own reply to `inspect` says (`add_to_view`, see `Kind`). Only people ask for
+that, so primitives import this module when they are asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from interlock._protocol.tokens import Token
+from interlock.primitives.codes import NEWER, OTHER
+
+
+@dataclass(frozen=True)
+class Party:
+    """One that holds or waits: what its token says, and what its process has told."""
+
+    token: str
+    """Of the lease, or of the attempt that waits; or what another library wrote."""
+    host: str | None = None
+    pid: int | None = None
+    caller: str | None = None
+    """The thread or task."""
+    label: str | None = None
+    """The `label` of its Interlock."""
+    owner: str | None = None
+    """The `owner` of an rlock."""
+    since: float | None = None
+    """For how many seconds it has held, or waited."""
+    place: str | None = None
+    """The line of the user's code, as file:line."""
+    trace_id: str | None = None
+    reported_ago: float | None = None
+    """How many seconds ago its process last told what it holds and waits for."""
+
+
+@dataclass(frozen=True)
+class Holder(Party):
+    """One that holds."""
+
+    fence: int | None = None
+    remaining: float | None = None
+    """Seconds until the lease ends by itself; None: never."""
+    permits: int | None = None
+    """Of a semaphore."""
+    side: str | None = None
+    """Of a read-write lock: "read" or "write"."""
+    revoked: str | None = None
+    """Why the lease was revoked."""
+
+
+@dataclass(frozen=True)
+class Waiter(Party):
+    """One that waits."""
+
+    permits: int | None = None
+    side: str | None = None
+
+
+@dataclass(frozen=True)
+class View:
+    """What the server has under a name. Fields that the kind does not have are None."""
+
+    name: str
+    key: str
+    kind: str | None
+    """lock (also an rlock), rwlock, semaphore, election, once, latch, barrier; "plain key": of another library;
+    "other data", "another version"; None: nothing."""
+    state: str
+    """free, held, quarantine; of a latch: counting, open, revoked; of a barrier: waiting, broken; else unknown."""
+    holders: list[Holder] = field(default_factory=list[Holder])
+    holding: int = 0
+    """How many hold: `holders` has the first ones."""
+    waiters: list[Waiter] = field(default_factory=list[Waiter])
+    """In order."""
+    waiting: int = 0
+    fence: int | None = None
+    """Of the newest grant."""
+    quarantine: float | None = None
+    """Seconds for which nothing is granted, since a lease may have been lost that is alive."""
+    limit: int | None = None
+    used: int | None = None
+    count: int | None = None
+    left: int | None = None
+    parties: int | None = None
+    generation: int | None = None
+    broken: str | None = None
+    """Why a barrier or latch is broken."""
+    expires: float | None = None
+    """Seconds after which the server forgets a latch that nobody uses."""
+    last_run: dict[str, str | None] | None = None
+    """Of a once: by, started, ended."""
+    next_run: float | None = None
+    """Of a once: seconds for which the last run keeps the next one from starting."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether interlock can say who holds it."""
+        return self.kind not in {None, OTHER, NEWER}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether somebody who asks now has to wait: for a holder, a quarantine, or a latch."""
+        if self.state == "held" and self.limit is not None and self.used is not None:
+            return self.used >= self.limit or self.waiting > 0
+        return self.state in {"held", "quarantine", "counting"}
+
+    def as_json(self) -> dict[str, Any]:
+        """The view for --json."""
+        return asdict(self)
+
+
+def of_token(token: str, ours: str | None = None) -> dict[str, Any]:
+    """What a token says, as the fields of a Party. `ours`: the token of the attempt that wrote a foreign value."""
+    said = Token.parse(ours or token)
+    if said is None:
+        return {"token": token}
+    process = said.process
+    return {
+        "token": token,
+        "host": process.host,
+        "pid": process.pid,
+        "caller": said.caller,
+        "label": process.label or None,
+        "owner": said.owner or None,
+    }
