@@ -18,6 +18,7 @@ import interlock.threads
 from harness.headers import Header
 from interlock.primitives.audit import AUDIT
 from interlock.primitives.kind import kind_resource
+from interlock.primitives.kinds import KINDS
 from interlock.primitives.scripts import load
 
 ROOT = Path(__file__).parents[2]
@@ -79,6 +80,35 @@ def test_importing_interlock_imports_no_extra_and_no_client_library():
     code = f"import sys, interlock, interlock.aio; print(*{extras} & set(sys.modules))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not ran.stdout.strip()
+
+
+def kinds_compared(tree: ast.AST) -> list[ast.Constant]:
+    """The names of kinds with which a text compares something, alone or in a collection, by an operator or a match."""
+    compared = []
+    for node in ast.walk(tree):
+        for side in (node.left, *node.comparators) if isinstance(node, ast.Compare) else ():
+            compared += side.elts if isinstance(side, ast.Set | ast.Tuple | ast.List) else [side]
+        if isinstance(node, ast.MatchValue):
+            compared.append(node.value)
+    return [each for each in compared if isinstance(each, ast.Constant) and each.value in KINDS]
+
+
+@pytest.mark.parametrize("package", ["_client", "_people", "_servers", "_session", "_api", "cli"])
+def test_code_outside_of_primitives_knows_no_kind_by_name(package):
+    """It reads a field of the kind's record: see primitives/kind_record.py."""
+    found = [
+        f"{path.relative_to(SOURCE)}:{each.lineno}"
+        for path in sorted((SOURCE / package).rglob("*.py"))
+        for each in kinds_compared(ast.parse(path.read_text()))
+    ]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text", ['kind == "semaphore"', 'kind in {"latch", "x"}', 'match name:\n    case "once" | "permits":\n        pass']
+)
+def test_a_comparison_with_the_name_of_a_kind_is_found(text):
+    assert len(kinds_compared(ast.parse(text))) == 1
 
 
 # The Lua headers

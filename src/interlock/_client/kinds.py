@@ -7,7 +7,7 @@ under the same key, and the second word of the record is the kind.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from interlock._client.error_texts import is_of_another_kind, reply_error
 from interlock.errors import ConfigError, Unavailable
@@ -15,13 +15,10 @@ from interlock.primitives.codes import WRONG_KIND
 from interlock.primitives.kind import KindCall, KindReply, kind_resource
 from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import InspectCall, Refused
-from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
     from interlock._client.core import Core
     from interlock._protocol.types import Resource
-
-COMMON_KEYS: Final = 5  # of each kind: the name, its record, queue, waiters, tombstones
 
 
 async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
@@ -30,7 +27,7 @@ async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
         reply = await core.query(resource, *InspectCall(max_waiters).encode())
     except ConfigError as error:
         if "WRONGTYPE" in str(error) and not core.server.is_quorum:
-            await _raise_for_kind(core, resource)
+            await _raise_for_other_kind(core, resource)
         raise
     record = kind_named(resource.kind).record_in(reply)
     if record and is_of_another_kind(resource, record):
@@ -46,15 +43,9 @@ async def kind_of(core: Core, name: str, prefix: str) -> KindReply:
     return KindReply.parse(await core.query(kind_resource(name, prefix), *KindCall().encode()))
 
 
-async def _raise_for_kind(core: Core, resource: Resource) -> None:
-    """Raise a ConfigError that names the kind, if a record does: latch.lua reads the record before all else."""
-    asked = resource._replace(script=load("latch"), keys=resource.keys[:COMMON_KEYS])
+async def _raise_for_other_kind(core: Core, resource: Resource) -> None:
+    """Raise a ConfigError that names the kind that uses this name, if its record says one."""
     with contextlib.suppress(Unavailable):
-        try:
-            generation, *_ = await core.query(asked, *InspectCall("1").encode())
-        except ConfigError as error:
-            if "WRONGTYPE" not in str(error):
-                raise
-        else:
-            if generation:
-                raise reply_error(resource, Refused(WRONG_KIND, b"1 latch " + generation))
+        found = await kind_of(core, resource.name, resource.prefix)
+        if is_of_another_kind(resource, found.record):
+            raise reply_error(resource, Refused(WRONG_KIND, found.record))
