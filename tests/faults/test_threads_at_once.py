@@ -75,7 +75,7 @@ def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
     with interlock.Interlock(server.url) as locks, locks.lock("a") as lease:
         at_once(lambda: [lease.execute("PING", keys=[]) for _ in range(20)])
         count = lease._core._count_unanswered
-        at_once(lambda: [count(lease._grant, by) for by in (1, -1) * 500])
+        at_once(lambda: [count(lease._grant.hold, by) for by in (1, -1) * 500])
         assert lease._grant.hold.unanswered == 0
 
 

@@ -260,7 +260,7 @@ async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
             assert lease.state is LeaseState.JEOPARDY
             lease.ensure()
             await asyncio.sleep(0.01)
-            renewal._renew_now(grant)
+            renewal._renew_now(grant.hold)
             await until(lambda: not renewal.set_aside)
             assert lease.state is LeaseState.JEOPARDY
             assert grant.hold.deadline == deadline
@@ -268,7 +268,7 @@ async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
         assert lease.state is LeaseState.HELD
         renewed = grant.hold.deadline
         assert renewed > deadline
-        renewal._renew_now(grant)
+        renewal._renew_now(grant.hold)
         await until(lambda: grant.hold.deadline > renewed)
 
 
@@ -322,7 +322,7 @@ async def test_a_renewal_that_is_under_way_does_not_count(mode):
 
     with contextlib.ExitStack() as with_pause:
         renewal._on_states = under_way
-        renewal._renew_now(grant)
+        renewal._renew_now(grant.hold)
         await until(lambda: len(replies) == 2)
         assert replies[1] < 2
         await until(lambda: not renewal.set_aside)
