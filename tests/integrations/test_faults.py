@@ -18,6 +18,7 @@ import interlock.aio
 from harness.modes import real, until
 from harness.servers import free_ports
 from interlock import AcquireTimeout, LeaseLost, LeaseState
+from interlock._quarantine.histories import _histories
 from interlock.errors import ConfigError, Unavailable
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
 from interlock.testing import server as server_module
@@ -411,6 +412,24 @@ def test_reset_forgets_a_restart_for_every_interlock_of_the_process(own):
         own.stop()
         own.reset()
         assert own.running
+
+
+def test_reset_forgets_a_server_whose_handshake_a_busy_thread_notes_late(own, monkeypatch):
+    with interlock.Interlock(own.url) as locks:
+        locks.lock("a").acquire().release()
+        (history,) = (
+            each for histories in _histories for each in histories._by_url.values() if own._is_at(each.address)
+        )
+        former, restart = (history.latest, history.previous), own.restart
+
+        def noting(**options):
+            history.latest, history.previous = former  # the last step of identify(), in a thread that stood still
+            restart(**options)
+
+        monkeypatch.setattr(own, "restart", noting)
+        own.kill()
+        own.reset()
+        locks.lock("a").acquire(timeout=5).release()
 
 
 def test_a_child_after_a_fork_has_no_server_to_reset(own, monkeypatch):

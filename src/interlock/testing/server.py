@@ -100,6 +100,7 @@ class BreakableServer(Server):
                 self.kill()
             forget_servers(self._is_at)  # no client can have met the next process yet
             self.restart(timeout=timeout)
+            forget_servers(self._is_at)  # a handshake with the former process may have noted that only now
             self._was_restarted = False
         self._command_or_raise(b"FLUSHALL")
 
