@@ -292,10 +292,6 @@ PLANTS = {
         "cohort", "a command", "a command of the section with fence 0 ran in a later section of the same lease",
         ("_client/core.py", "            hold.unanswered += by\n", "            pass\n"),
     ),
-    "a lease passes under a token in doubt": (
-        "cohort", "two slow messages", "A/A1/A1.1 is left in the server",
-        ("_client/cohort.py", "            and not hold.claim.in_doubt\n", ""),
-    ),
     "nobody gives back a lease that ends before its section": (
         "cohort", "stops, release()", "is left in the server",
         (
@@ -327,7 +323,7 @@ RARE = {
     "the quarantine counts from the last grant", "a restart without data forgets the quarantine",
     "the quarantine lasts half as long", "the quarantine counts from the start of a replica",
     "a release deletes whatever is there", "a renewed deadline counts from the reply",
-    "a tombstone is ignored", "a renewal grants again", "a lease passes under a token in doubt",
+    "a tombstone is ignored", "a renewal grants again",
     "nobody gives back a lease that ends before its section", "a quarantine hands over",
     "the record does not say which fences are reserved",
 }  # fmt: skip
