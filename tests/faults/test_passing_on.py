@@ -11,7 +11,7 @@ import threading
 import pytest
 
 import interlock
-from faults.test_cohort_races import Stop, World
+from faults.test_cohort_races import Stop, World, acquired_and_revoked_while_the_next_asks
 from faults.test_interrupts import Interruption, quiet  # noqa: F401 (a fixture)
 from harness.clock import machine_time
 from harness.modes import wait_until
@@ -24,11 +24,9 @@ pytestmark = pytest.mark.runs_on("valkey-9.1")
 
 @pytest.fixture
 def world(server, clean):
-    made = World(server.url)
-    yield made
-    made.locks.close()
-    made.others.close()
-    made.threads.shutdown()
+    with contextlib.closing(World(server.url)) as made:
+        made.subscribe()
+        yield made
 
 
 class Seen(Observer):
@@ -80,19 +78,7 @@ def test_a_lease_after_a_section_that_did_not_begin_is_not_released_for_observer
 
 @rule(2, 8)
 def test_a_lease_after_a_loss_before_the_section_is_not_released_for_observers(world, monkeypatch, seen):
-    lease = world.locks.lock("a", ttl=20).acquire()
-    world.locks._session.server.ensure_subscribed("lock:a")
-    wait_until(lambda: world.locks._session.server.subscription_of("lock:a")[0] == "1")
-    reserve, once = world.core._reserve, [True]
-
-    async def slowly(grant):
-        if once:
-            once.clear()
-            assert world.others.lock("a").revoke("disk full")
-            wait_until(lambda: grant.end_reason)
-        return await reserve(grant)
-
-    monkeypatch.setattr(world.core, "_reserve", slowly)
+    lease = acquired_and_revoked_while_the_next_asks(world, monkeypatch)
     call = world.comes(ttl=20)
     lease.release()
     following = call.result(10)
@@ -106,7 +92,6 @@ def test_a_lease_after_a_loss_before_the_section_is_not_released_for_observers(w
 def test_an_interrupt_after_a_section_that_did_not_begin_leaves_nothing_held(world, monkeypatch, clean):
     """At any step: the lease that had passed is given back at once, not at its next renewal, or never."""
     at, done = 0, False
-    world.locks.lock("warm").acquire().release()
     while not done:
         at += 1
         name, armed = f"a{at}", [False]
@@ -138,7 +123,6 @@ def test_an_interrupt_after_a_section_that_did_not_begin_leaves_nothing_held(wor
 @rule(2, 8)
 def test_a_caller_alone_that_is_interrupted_leaves_no_cohort(world):
     at, done = 0, False
-    world.locks.lock("warm").acquire().release()
     while not done:
         at += 1
         with Interruption(at) as interruption, world.locks.lock(f"b{at}"):
@@ -167,7 +151,6 @@ def test_a_lease_that_is_revoked_before_its_reply_leaves_no_cohort(world):
 @rule(2, 8)
 def test_an_interrupt_of_extend_on_a_lost_lease_leaves_no_cohort(world, clean):
     at, done = 0, False
-    world.locks.lock("warm").acquire().release()
     while not done:
         at += 1
         name = f"b{at}"
@@ -201,7 +184,7 @@ def test_an_error_of_a_caller_to_whom_a_lease_passed_beside_an_arrival_gives_the
     assert stop.reached.wait(10)
     monkeypatch.undo()
     after = world.threads.submit(world.locks.lock("a", ttl=30).acquire)  # promotes itself
-    wait_until(lambda: any(cohort.driver for cohort in list(world.core.cohorts.by_key.values())))
+    wait_until(lambda: after.done() or any(cohort.driver for cohort in list(world.core.cohorts.by_key.values())))
     stop.goes_on.set()
     assert call.exception(10)
     following = after.result(5)
@@ -253,7 +236,6 @@ def test_extend_after_a_release_does_not_keep_the_next_section_from_passing_on(w
 def test_a_lease_revoked_before_its_section_begins_is_told_once_and_freed(world, monkeypatch, clean):
     """KeyboardInterrupt of the caller after the loss, with a Lease already made: who undoes the claim?"""
     lease = world.locks.lock("a", ttl=20).acquire()
-    world.core.renewal.server.ensure_subscribed("lock:a")
     begin = type(world.core)._begin_section
 
     async def lost_then_interrupted(*args):
