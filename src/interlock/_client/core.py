@@ -790,10 +790,7 @@ class Core:
         """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
         ttl = checked_ttl(ttl, self.max_ttl)
         hold = grant.hold
-        self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
-        if why := grant.reason_ended(self.runtime.now()):
-            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
-            raise grant.error(why)
+        self._begin_unanswered(grant)
         # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
         ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
         try:
@@ -810,9 +807,9 @@ class Core:
         if isinstance(state, Failed):  # a failed renewal is not a loss
             why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
-        if why := grant.reason_ended(self.runtime.now()):
-            self.renewal.lose(grant, why)
-            raise grant.error(why)
+        if ended := grant.reason_ended(self.runtime.now()):
+            self.renewal.lose(grant, ended)
+            raise grant.error(ended)
         hold.extend_deadline(sent, ttl, self.server.drift)
         self.renewal.reschedule(hold)
 
@@ -834,14 +831,9 @@ class Core:
             keys = list[bytes](await self.query(grant.resource, "keys", command, *args))
         elif missing := [key for key in keys if key not in args]:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
-        # First: from here on no other thread passes the lease on. It stays so if there is no reply, since the command
-        # could run in a later section of that lease.
-        hold = grant.hold
-        self._count_unanswered(hold, 1)
-        if why := grant.reason_ended(self.runtime.now()):
-            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
-            raise grant.error(why)
-        resource = grant.resource
+        # The lease stays with its section if there is no reply, since the command could run in a later one.
+        self._begin_unanswered(grant)
+        hold, resource = grant.hold, grant.resource
         message = ExecuteCall(hold.token, command, args).encode()
         try:
             reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
@@ -858,6 +850,14 @@ class Core:
             raise grant.error(why)
         self._count_unanswered(hold, -1)
         return value
+
+    def _begin_unanswered(self, grant: Grant) -> None:
+        """Count a request about this lease that is about to be sent. Raises LeaseLost if the lease has ended."""
+        hold = grant.hold
+        self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
+        if why := grant.reason_ended(self.runtime.now()):
+            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
+            raise grant.error(why)
 
     def _count_unanswered(self, hold: Hold, by: int) -> None:
         """Count the requests about this lease that have no reply yet, of any number of threads."""

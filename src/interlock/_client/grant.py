@@ -212,10 +212,10 @@ class Hold:
         return self.claim.options.renew
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the client has released it, or has noticed that it is lost."""
+    def live_grant(self) -> Grant | None:
+        """The grant that it carries; None if the client has released it, or has noticed that it is lost."""
         grant = self.grant
-        return grant is None or grant.end_reason is not None
+        return grant if grant is not None and grant.end_reason is None else None
 
     @property
     def jeopardy_after(self) -> float:

@@ -120,8 +120,7 @@ class Renewal:
 
     def held(self) -> list[Grant]:
         """The grants of all leases that have not ended."""
-        grants = [hold.grant for hold in self._all()]
-        return [grant for grant in grants if grant is not None and grant.end_reason is None]
+        return [grant for hold in self._all() if (grant := hold.live_grant) is not None]
 
     def count(self) -> int:
         """How many leases this client watches. Any thread may call this."""
@@ -133,8 +132,7 @@ class Renewal:
         for bucket in list(self.buckets.values()):
             hold = hold or bucket.get(token)
         hold = hold or self.set_aside.get(token)  # it may have been on its way there
-        grant = hold.grant if hold is not None else None
-        return grant if grant is not None and grant.end_reason is None else None
+        return hold.live_grant if hold is not None else None
 
     def _all(self) -> Iterator[Hold]:
         for bucket in list(self.buckets.values()):
@@ -352,8 +350,8 @@ class Renewal:
                 del self.buckets[time]
         # A lease stays set aside if tick() is to lengthen the lease, or to ask whether it was revoked.
         for hold in due:
-            grant = hold.grant
-            if grant is None or grant.end_reason is not None:
+            grant = hold.live_grant
+            if grant is None:
                 continue
             if grant.is_orphan:
                 self._give_back_orphan(grant)
@@ -380,8 +378,8 @@ class Renewal:
         """Report each lease that has ended among those set aside. Returns the next deadline among the rest."""
         now, first, late_at = self.runtime.now(), FOREVER, dict[Hold, float]()
         for hold in list(self.set_aside.values()):
-            grant = hold.grant
-            if grant is None or grant.end_reason is not None:
+            grant = hold.live_grant
+            if grant is None:
                 self.remove(hold)
             elif why := grant.reason_ended(now):
                 self.lose(grant, why)
@@ -433,7 +431,7 @@ class Renewal:
 
     async def _renew_once(self, holds: list[Hold], silent_nodes: dict[object, bytes]) -> list[list[Hold]]:
         """Send one message to each route. Returns the leases to send again at once; each list goes out together."""
-        sent, alive = self.runtime.now(), [hold for hold in holds if not hold.has_ended]
+        sent, alive = self.runtime.now(), [hold for hold in holds if hold.live_grant is not None]
         if self.paused:
             alive = self._without_paused(alive, sent)
         for hold in alive:
@@ -472,7 +470,7 @@ class Renewal:
         return [hold for hold in holds if hold not in self.paused]
 
     def _states_that_count(self, batch: Batch, states: Sequence[RenewState]) -> Sequence[RenewState]:
-        """The states, with Failed for each renewal while the old primary may still hold beside this server."""
+        """The states, with Failed for each renewal while the old primary may still grant beside this server."""
         if RENEWED not in states or not self.server.old_primary_may_still_grant(batch.holds[0].resource.keys[0]):
             return states
         return [Failed(OLD_PRIMARY_MAY_GRANT.encode()) if state == RENEWED else state for state in states]
@@ -480,8 +478,8 @@ class Renewal:
     def _on_states(self, holds: list[Hold], states: Sequence[RenewState], sent: float) -> None:
         now, drift = self.runtime.now(), self.server.drift
         for hold, state in zip(holds, states, strict=False):
-            grant = hold.grant
-            if grant is None or grant.end_reason is not None:
+            grant = hold.live_grant
+            if grant is None:
                 self.remove(hold)
             elif why := grant.reason_ended(now):  # a reply does not revive a lost lease
                 self.lose(grant, why)
