@@ -63,9 +63,9 @@ def hold(
     return lines
 
 
-def section(s, *, outcome="", cancels=(), cancelling=0, begun=0.0, ended: float | None = 5.0, p="p0a"):
+def section(s, *, outcome="", cancels=(), cancelling=0, begun=0.0, ended: float | None = 5.0, p="p0a", style="with"):
     """The lines of one section."""
-    lines = [{"t": begun, "e": "begin", "p": p, "s": s, "kind": "lock", "style": "with", "timeout": None}]
+    lines = [{"t": begun, "e": "begin", "p": p, "s": s, "kind": "lock", "style": style, "timeout": None}]
     lines += [{"t": t, "e": "cancel", "p": p, "s": s} for t in cancels]
     if ended is not None:
         end = {"t": ended, "e": "end", "p": p, "s": s, "outcome": outcome, "cancelling": cancelling, "text": ""}
@@ -276,6 +276,17 @@ def test_cancellations_are_accounted_for():
     assert broken(section("s", outcome="LeaseLost", cancelling=1)) == ["cancellation"], "ours was not taken back"
     assert broken(section("s", outcome="CancelledError", cancels=[1.0])) == ["cancellation"], "the user's was"
     assert broken(section("s", outcome="LeaseLost", cancels=[1.0], cancelling=1)) == ["cancellation"], "swallowed"
+
+
+def test_a_loss_may_cancel_a_task_in_whose_stead_another_one_leaves():
+    lost = hold("a", p="p0a", s="s", letting=2.1, let=2.2, error="CancelledError")
+    lost.append({"t": 2.1, "e": "on_lost", "p": "p0a", "h": "a"})
+    crossed = section("s", style="crossed", outcome="CancelledError", cancelling=1)
+    assert not broken(lost, crossed)
+    assert broken(lost, section("s", outcome="CancelledError", cancelling=1)) == ["cancellation"], "it leaves itself"
+    assert broken(crossed) == ["cancellation"], "nothing was lost"
+    twice = section("s", style="crossed", outcome="CancelledError", cancelling=2)
+    assert broken(lost, twice) == ["cancellation"], "a scope cancels its task once"
 
 
 def test_a_call_that_takes_too_long_is_seen():

@@ -96,6 +96,7 @@ class Section:
     id: str
     process: str
     begun: float
+    style: str = ""
     cancels: list[float] = field(default_factory=list)
     ended: float | None = None
     outcome: str = ""
@@ -143,7 +144,7 @@ class History:
                 line["group"] or line["h"], t, line["timeout"],
             )  # fmt: skip
         elif event == "begin":
-            self.sections[line["s"]] = Section(line["s"], line["p"], t)
+            self.sections[line["s"]] = Section(line["s"], line["p"], t, line["style"])
         elif event == "killed":
             self.killed[line["who"]] = t
         elif event == "paused":
@@ -470,13 +471,21 @@ def releases(history: History) -> Iterator[Violation]:
 
 
 def cancellations(history: History) -> Iterator[Violation]:
-    """Each cancellation that was asked for comes out, none else does, and `cancelling()` counts those only."""
+    """Each cancellation that was asked for comes out, none else does, and `cancelling()` counts those only.
+
+    While another task leaves a section in the stead of its task, a loss may cancel the task of the section, which waits
+    for the other one: that cancellation is raised in a wait of the user's, outside of interlock.
+    """
+    told = {hold.section for hold in history.holds.values() if hold.callbacks or hold.lost is not None}
     for section in history.judged_sections():
         if section.ended is None:
             continue
         asked, bare = len(section.cancels), section.outcome == CANCELLED
         problem = ""
-        if bare and not asked:
+        if bare and not asked and section.style == "crossed" and section.id in told:
+            if section.cancelling > 1:
+                problem = f"was cancelled by its loss, and cancelling() is {section.cancelling} at its end"
+        elif bare and not asked:
             problem = "ended with a CancelledError that nobody had asked for"
         elif asked and not bare and section.outcome != BODY:
             problem = f"was cancelled and ended with {section.outcome or 'no error'}"
