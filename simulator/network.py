@@ -81,7 +81,7 @@ Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None] 
 
 
 # The process that receives a reply, when it sent the message, ARGV, reply
-Answered = Callable[["Process", float, Sequence[bytes], Any], None]
+Answered = Callable[[float, Sequence[bytes], Any], None]
 
 
 class Subscriber(Protocol):
@@ -221,14 +221,14 @@ class Network:
             return
         self.world.at(
             self.world.now + self.trip(journey, _REPLY + copy),
-            lambda: self._deliver_replies(process, raw, replies, future),
+            lambda: self._deliver_replies(raw, replies, future),
             process,
         )
 
-    def _deliver_replies(self, process: Process, raw: Sequence[Any], replies: list[Any], future: Future) -> None:
+    def _deliver_replies(self, raw: Sequence[Any], replies: list[Any], future: Future) -> None:
         if not future.done:
             for (_, _, args), reply in zip(raw, replies, strict=True):
-                self.answered(process, future.began, args, reply)
+                self.answered(future.began, args, reply)
         future.resolve(replies)
 
     # Connections
@@ -320,5 +320,5 @@ def _ignore(_host: Host, _sender: str, _keys: Sequence[bytes], _args: Sequence[b
     pass
 
 
-def _ignore_reply(_process: Process, _sent: float, _args: Sequence[bytes], _reply: Any) -> None:
+def _ignore_reply(_sent: float, _args: Sequence[bytes], _reply: Any) -> None:
     pass

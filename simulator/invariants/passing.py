@@ -37,8 +37,8 @@ class Passing:
         self._asked_at: dict[bytes, float] = {}  # when the newest answered question about waiters was sent, by token
         self._others_wait_since: dict[bytes, float] = {}  # since when the holder knows of waiters elsewhere, by token
 
-    def note_reply(self, process: Process, sent: float, args: Sequence[bytes], reply: Any) -> None:
-        """Note a reply that a process has received, to a message that it sent at this time."""
+    def note_reply(self, sent: float, args: Sequence[bytes], reply: Any) -> None:
+        """Note a reply that has reached its process, to a message that was sent at this time."""
         if args[0] != b"reserve" or not isinstance(reply, list) or reply[0] != GRANTED:
             return
         token = args[1]
