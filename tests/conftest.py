@@ -53,16 +53,20 @@ def pytest_addoption(parser):
 
 BUSY = {
     "test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_simulator_snapshots", "test_exhaustive",
-    "test_scripts",
+    "test_scripts", "test_simulator_beliefs",
 }  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Let tests that compute come first, on as many workers as there are cores; the others mostly wait."""
+    """Let tests that compute come first, on as many workers as there are cores; the others mostly wait.
+
+    Those that share the `reports` of many runs go to one worker, which computes these reports once.
+    """
     busy = [item for item in items if item.path.stem in BUSY]
     for i, item in enumerate(busy):
-        item.add_marker(pytest.mark.xdist_group(f"busy {i % (os.cpu_count() or 1)}"))
+        number = 0 if "reports" in item.fixturenames else i % (os.cpu_count() or 1)
+        item.add_marker(pytest.mark.xdist_group(f"busy {number}"))
     items[:] = [*busy, *(item for item in items if item.path.stem not in BUSY)]
     if not config.getoption("full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
