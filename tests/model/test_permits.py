@@ -695,6 +695,24 @@ def test_a_record_that_was_evicted_is_written_anew():
     assert world.acquire("b")[1] > fence
 
 
+@pytest.mark.parametrize("noted", [False, True], ids=["gone", "noted as unknown"])
+def test_who_confirms_after_the_record_was_evicted_leaves_no_limit_of_nothing(noted):
+    """A record with the limit 0 would refuse every caller, and without a TTL for ever."""
+    world = World("rwlock", limit=ALL_PERMITS)
+    world.acquire("a", ALL_PERMITS, ttl=9_000)
+    world.acquire("b", ALL_PERMITS)
+    assert world.release("a") == [1, 0]  # hands over to b
+    world.blind().server.remove(RECORD)
+    if noted:  # by a client that was in a quarantine
+        world.server.data[RECORD] = b"1 unknown 0 old>new>0+0 0 - 0"
+        world.server.expires[RECORD] = world.server.now_ms + 600_000
+    assert world.acquire("b", ALL_PERMITS)[0] == GRANTED
+    assert world.look(RECORD) is None or (world.known_limit() == ALL_PERMITS and RECORD in world.server.expires)
+    assert world.acquire("c")[0] == QUEUED
+    assert world.release("b") == [1, 0]
+    assert world.acquire("c")[0] == GRANTED
+
+
 def test_one_key_of_a_wrong_type_does_not_stop_the_other_renewals():
     world = World()
     world.acquire("a")

@@ -249,7 +249,8 @@ if verb == 'acquire' then
       call('ZADD', HOLDERS, string.format('%.0f', lease_end), token)
     end
     extend_keys(lease_end)  -- writes in any case, as in lock.lua
-    if tonumber(last_ttl) < tonumber(ttl) then  -- the record has the handover ttl
+    limit = limit or wanted_limit  -- the server has evicted the record
+    if record and tonumber(last_ttl) < tonumber(ttl) then  -- the record has the handover ttl
       last_ttl = ttl
       pcall(write_record)
     end
