@@ -81,6 +81,18 @@ def test_what_only_looked_like_a_fault_breaks_no_rule(seed, profile, subject):
     assert not simulate(seed, profile, subject=subject).violations
 
 
+@pytest.mark.rule(4)
+@pytest.mark.parametrize(
+    ("seed", "profile", "subject"),
+    [
+        # The first request of a driver has no reply: those behind it, whose time is over, raise Unavailable.
+        (1010159, "slow link restarts", "lock"),
+    ],
+)
+def test_a_seed_that_broke_a_rule_once_breaks_none(seed, profile, subject):
+    assert not simulate(seed, profile, subject=subject).violations
+
+
 # What a run must reach: each of these pairs was out of reach once, or hid a bug.
 IMPORTANT = {
     ("renewing", "section ends"), ("renewing", "cancel"), ("renewing", "message slow"), ("renewing", "pause"),

@@ -613,6 +613,8 @@ class Core:
             if attempt.should_stop is not None and attempt.should_stop():
                 raise Stopped
             sent = self.runtime.now()
+            # Until the reply arrives: the callers that wait behind this one in its cohort read it, too.
+            attempt.unanswered_since = min(attempt.unanswered_since, sent)
             try:
                 if attempt.options.acks is None or not is_acquire(args):
                     reply = await server.call(resource.script, resource.keys, args, retry_until)
@@ -642,7 +644,6 @@ class Core:
                 attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
                 name_lock(error, resource)
                 raise
-            attempt.unanswered_since = min(attempt.unanswered_since, sent)
             # The time runs from the first request without a reply that counts: a later request does not move it.
             retry_until = min(retry_until, sent + server.retry_for)
             pause = pause if stale else _next_pause(pause)
