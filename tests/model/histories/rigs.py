@@ -131,7 +131,7 @@ class Line(Proxy):
         due = max(self._late.get(end, 0.0), waiting[-1][0] if waiting else 0.0)
         if self._slow is not None and self._process_of.get(end) == self._slow[0]:
             due = max(due, now + self._slow[1] * self._random.random())
-        if due > now:
+        if due > now or waiting:  # else it would overtake a reply that is due, and that _deliver() has not sent yet
             self._replies.setdefault(end, []).append((due, data))
         else:
             super()._send(end, data)
