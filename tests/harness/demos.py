@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Rows = dict[str, dict[str, Any]]
 
+# What the log says if a busy machine gives a process no processor for as long as the short leases of a demo last.
+LATE = ("its renewal is late", "its ttl passed without a renewal")
 INTERLOCK = [sys.executable, "-c", "from interlock.cli import main; main()"]
 
 
@@ -34,7 +36,7 @@ def finish(demo: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 def rows(demo: subprocess.Popen[str]) -> Rows:
     status, out, err = finish(demo)
-    assert err == ""
+    assert not [line for line in err.splitlines() if not any(text in line for text in LATE)], err
     assert status == 0
     return {row["name"]: row for row in json.loads(out)}
 
