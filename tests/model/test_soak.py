@@ -1,6 +1,9 @@
 """scripts/soak: every net has its turn, seeds go on, and what fails is kept with the command that repeats it."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 
@@ -8,6 +11,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
+from harness.processes import lives
 from simulator.profiles import ALL
 from soak import turns
 from soak.__main__ import groups, main
@@ -92,3 +96,28 @@ def test_a_short_soak_of_the_simulator_prints_its_table(capsys):
     assert 'simulator, "late pushes"' in out
     assert out.endswith("nothing failed\n")
     assert json.loads(turns.STATE.read_text()) == {'simulator, "late pushes"': turns.FIRST_SEED + turns.SEEDS // 4}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(number, tmp_path):
+    """A shell lets what it runs in the background ignore SIGINT."""
+    net = program(
+        tmp_path, f"import os, time\nPath({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+    script = (
+        "import signal, sys; from pathlib import Path; from soak import turns, __main__ as soak\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        f"turns.STATE = Path({str(tmp_path / 'state.json')!r})\n"
+        f"turns.endless = lambda: [turns.Net({net.title!r}, {net.command!r}, 3)]\n"
+        "sys.exit(soak.main(['--hours', '1', '--without', 'test,plants', '--lanes', '1']))\n"
+    )
+    soak = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    child = tmp_path / "pid"
+    while not (child.exists() and child.read_text()):
+        assert soak.poll() is None
+        time.sleep(0.02)
+    os.kill(soak.pid, number)
+    out, _ = soak.communicate(timeout=60)
+    assert soak.returncode == 130
+    assert net.title in out
+    assert not lives(int(child.read_text()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -67,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.0f} s  {text}", flush=True)
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which ignores the first
+        signal.signal(number, signal.default_int_handler)
     lanes, interrupted = Lanes(said.kept or Path(tempfile.mkdtemp(prefix="interlock-soak-")), say), False
     try:
         lanes.run_once(first)

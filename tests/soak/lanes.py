@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -48,17 +49,16 @@ class Lanes:
 
     def run(self, groups: Sequence[Sequence[Net]], end: float) -> None:
         """Let each group of nets take turns in a lane of its own until then (`time.monotonic()`)."""
-        lanes = [threading.Thread(target=self._lane, args=(group, end)) for group in groups if group]
+        groups = [group for group in groups if group]
+        with ThreadPoolExecutor(max(1, len(groups))) as pool:
+            lanes = [pool.submit(self._lane, group, end) for group in groups]
+            try:
+                wait(lanes)
+            except KeyboardInterrupt:
+                self.stop()
+                raise
         for lane in lanes:
-            lane.start()
-        try:
-            for lane in lanes:
-                lane.join()
-        except KeyboardInterrupt:
-            self.stop()
-            for lane in lanes:
-                lane.join()
-            raise
+            lane.result()
 
     def stop(self) -> None:
         """End all commands."""
@@ -85,6 +85,8 @@ class Lanes:
                 )
                 with self._mutex:
                     self._running.add(process)
+                    if self._stopped.is_set():  # stop() has come before
+                        os.killpg(process.pid, signal.SIGINT)
                 try:
                     status = process.wait(LONGEST)
                 except (subprocess.TimeoutExpired, KeyboardInterrupt):
