@@ -94,7 +94,7 @@ class Client:
     def start_foreign_code(self, beside: Task, lease: Any = None) -> None:
         """Start code that the worker does not know of, as the profile has it: it takes a turn, or uses the lease."""
         run, number = self.run, self.run.world.chance.number
-        if not run.profile.foreign or run.ending or self.session.core.closed:
+        if not run.profile.foreign or run.ending or self.session.core.requests.closed:
             return
         key = beside.next_key(FOREIGN)
         if number(*key, 0) >= run.profile.foreign:
@@ -137,7 +137,7 @@ class Client:
             or session.renewal.held() or session.renewal.dropped or session.waiters.registered
             or session.core.cohorts.by_key
             or session.undo.jobs or session.core.releasing or session.undo.left
-            or session.core.closed
+            or session.core.requests.closed
         )  # fmt: skip
 
     def _task_label(self, _: object) -> tuple[str, None]:
@@ -147,7 +147,7 @@ class Client:
         run, world, task = self.run, self.run.world, current(self.run.world)
         planned, number = run.record.planned(task.name), 0
         worker = Worker(self, task)
-        while not self.session.core.closed:
+        while not self.session.core.requests.closed:
             if planned is None:
                 number += 1
                 clock = self.server.runtime.now() - run.gap * math.log(

@@ -152,5 +152,5 @@ class Run:
                 ("undos", session.undo.jobs),
                 ("leases", list(session.renewal._all())),
             ):
-                if left and not session.core.closed:
+                if left and not session.core.requests.closed:
                     self.trace.violated(5, f"in the end {client.name} still has {what}: {left!r}")

@@ -101,7 +101,7 @@ class Worker:
         except LeaseLost:
             self.count(f"{what} revoked")
         except ConfigError:
-            if not self.session.core.closed:
+            if not self.session.core.requests.closed:
                 raise
         except LockError as error:
             self.count(f"{what} failed: {type(error).__name__}")
@@ -204,7 +204,7 @@ class Worker:
             is_answered = error.__cause__ is None
             self.count("extend failed")
         except ConfigError:
-            if not self.session.core.closed:
+            if not self.session.core.requests.closed:
                 raise
         except BaseException:  # cancelled: the request may be on its way
             is_answered = False
@@ -232,7 +232,7 @@ class Worker:
             else:
                 is_answered = error.__cause__ is None  # by an error, after which the server does nothing more
         except ConfigError:
-            if not self.session.core.closed:
+            if not self.session.core.requests.closed:
                 raise
         except BaseException:  # cancelled: the command may be on its way
             is_answered = operation not in attempts.operations
@@ -256,5 +256,5 @@ class Worker:
         except Unavailable:
             self.count("release unavailable")
         except ConfigError:
-            if not self.session.core.closed:
+            if not self.session.core.requests.closed:
                 raise

@@ -138,7 +138,8 @@ class Attempts:
         """Rule 4: whoever waits in a cohort has somebody before it. A lease that was dropped ends within a second."""
         before, now, self._behind_nobody = self._behind_nobody, self.trace.world.now, {}
         for process, session in self.sessions.items():
-            for cohort in session.core.cohorts.by_key.values() if process.awake and not session.core.closed else ():
+            core = session.core
+            for cohort in core.cohorts.by_key.values() if process.awake and not core.requests.closed else ():
                 driver, section = cohort.driver, cohort.section
                 is_driven = driver is not None and not driver.abandoned
                 is_held = section is not None and section.reason_ended(process.clock()) is None

@@ -102,7 +102,7 @@ class Beliefs:
             elif grant.end_reason is not None:
                 mine.remove(belief)
                 self._check_loss(held.attempt, grant, process)
-            elif not session.core.closed:
+            elif not session.core.requests.closed:
                 if grant.hold.deadline != belief.deadline:
                     belief.deadline = grant.hold.deadline
                     self._check_deadline(held.attempt, grant, process.when(grant.hold.deadline))
@@ -145,7 +145,7 @@ class Beliefs:
 
     def _check_loss(self, attempt: Attempt, grant: Grant, process: Process) -> None:
         """Check rule 8: a client gives up no lease that is alive by its own clock and in the server."""
-        own = grant.end_reason in {Grant.RELEASED, DROPPED} or self.attempts.sessions[process].core.closed
+        own = grant.end_reason in {Grant.RELEASED, DROPPED} or self.attempts.sessions[process].core.requests.closed
         if own or not self.groups or grant.token.encode() in self._revoked.get(process, {}):
             return
         shares = [self._share_at(group, attempt.resource, grant.token.encode()) for group in self.groups]

@@ -46,7 +46,7 @@ class Reentering(NamedTuple):
 
         async def deeper() -> None:
             await self._enter(worker, rlock, depth - 1, lease)
-            if lease._grant.end_reason == Grant.RELEASED and not worker.session.core.closed:
+            if lease._grant.end_reason == Grant.RELEASED and not worker.session.core.requests.closed:
                 worker.violated(12, f"an inner release gave {lease!r} back")
 
         await worker.hold(lease, self.usage, deeper if depth > 1 else None)

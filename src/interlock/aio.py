@@ -587,7 +587,7 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
         Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
         """
         with self._observe() as watch:
-            while not watch.core.closed:
+            while not watch.core.requests.closed:
                 yield await watch.change()
 
     async def run(self, work: Callable[[Leadership], Awaitable[R]], *, stop: asyncio.Event | None = None) -> R | None:

@@ -631,7 +631,7 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
         Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
         """
         with self._observe() as watch:
-            while not watch.core.closed:
+            while not watch.core.requests.closed:
                 yield run(watch.change())
 
     @advising

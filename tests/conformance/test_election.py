@@ -143,8 +143,8 @@ async def test_observers_of_a_foreign_key_without_a_ttl_do_not_spin(mode, clean)
     watching = mode.interlock()
     looks = []
     core = mode.session(watching).core
-    query = core.query
-    core.query = lambda *args: looks.append(args) or query(*args)
+    query = core.requests.query
+    core.requests.query = lambda *args: looks.append(args) or query(*args)
     watcher = Watcher(mode, watching)
     await until(lambda: watcher.told)
     assert watcher.last.token == "somebody"

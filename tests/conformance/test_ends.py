@@ -153,7 +153,7 @@ async def test_close_gives_back_a_lease_that_is_granted_while_it_begins(mode, cl
 
     def closing(grant):
         add(grant)
-        session.core.closed = True
+        session.core.requests.closed = True
 
     session.renewal.add = closing
     with pytest.raises(ConfigError, match="closed"):

@@ -72,7 +72,7 @@ async def test_a_release_sent_twice_is_no_loss(mode):
     core = mode.session(locks).core
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
-    ask = core.request(*message)
+    ask = core.requests.ask(*message)
     (ours, _), _ = await ask if mode.name == "asyncio" else await mode.in_thread(lambda: run(ask))
     assert ours == 1
 

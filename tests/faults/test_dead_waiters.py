@@ -211,18 +211,18 @@ async def test_a_release_that_is_sent_again_for_more_dead_waiters_is_no_loss(mod
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     core = mode.session(locks).core
-    ask, answers = core.request, []
+    ask, answers = core.requests.ask, []
 
-    async def slow(attempt, args, until):
-        answer = await ask(attempt, args, until)
+    async def slow(question, args, *more):
+        answer = await ask(question, args, *more)
         if args[0] == "release":
             answers.append(answer[0])
             clean.set("{lock:a}{record}", "1 lock 9 - 0 somebody - -", px=60_000)  # who has had it meanwhile
         return answer
 
-    core.request = slow
+    core.requests.ask = slow
     try:
         assert await lease.release()
     finally:
-        del core.request
+        del core.requests.ask
     assert answers == [[1, 1], [0, 0]]

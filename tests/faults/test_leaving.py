@@ -196,7 +196,8 @@ def test_the_pool_does_not_grow(server, clean):
         for _ in range(300):
             with locks.lock("a"), locks.lock("b"):
                 pass
-        assert pool._open_number == len(pool.idle) == 1
+        # One; and another if a worker had something to say while this thread used the first.
+        assert pool._open_number == len(pool.idle) <= 2
 
 
 @pytest.mark.runs_on("valkey-9.1", modes="threads")

@@ -20,7 +20,7 @@ from harness.modes import outcome, until, waiting
 from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
-from interlock._client.core import Core
+from interlock._client.requests import Requests
 from interlock._connect.target import address_of
 from interlock._quarantine import lossless
 from interlock._quarantine.history import ServerHistory
@@ -329,14 +329,14 @@ async def test_a_revoke_that_ends_a_quarantine_ends_no_later_quarantine(mode, no
     if not marked:
         client.delete("lock:a")
     client.save()
-    query, crashes = Core.query, []
+    query, crashes = Requests.query, []
 
-    async def delayed(core, primitive, verb, *args):
+    async def delayed(requests, primitive, verb, *args):
         if verb == "revoke" and not crashes:
             crashes.append(crash(node))
-        return await query(core, primitive, verb, *args)
+        return await query(requests, primitive, verb, *args)
 
-    monkeypatch.setattr(Core, "query", delayed)
+    monkeypatch.setattr(Requests, "query", delayed)
     assert not await KINDS[kind](locks, "a").revoke("nothing is at work", force=True)
     assert crashes
     for each in (locks, mode.interlock(node.url, max_ttl=60)):

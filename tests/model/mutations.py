@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from interlock._client.core import Core
+from interlock._client.requests import Requests
 from simulator import simulate
 
 
@@ -22,15 +22,15 @@ def replaced(old, new, *more, times=1):
     return planted
 
 
-def counts_from_the_reply(monkeypatch, method):
-    """Plant: what this method of the core asks seems to be sent when its reply arrives."""
-    ask = getattr(Core, method)
+def counts_from_the_reply(monkeypatch, verb):
+    """Plant: each request with this verb seems to be sent when its reply arrives."""
+    ask = Requests.ask
 
-    async def late(self, *args):
-        reply, _ = await ask(self, *args)
-        return reply, self.runtime.now()
+    async def late(self, question, args, *more):
+        reply, sent = await ask(self, question, args, *more)
+        return reply, self.runtime.now() if args[0] == verb else sent
 
-    monkeypatch.setattr(Core, method, late)
+    monkeypatch.setattr(Requests, "ask", late)
 
 
 def shares(seeds, size, full):

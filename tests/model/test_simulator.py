@@ -29,6 +29,7 @@ from interlock._client import core as _core
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy
 from interlock._client import renewal as _renewal
+from interlock._client import requests as _requests
 from interlock._client import undo as _undo
 from interlock._client import waiting as _waiters
 from interlock._client import worker as _worker
@@ -334,7 +335,7 @@ def catch(rule, *, profiles, lua=str, subject="lock", first=0):
 
 
 def a_deadline_counted_after_the_send(monkeypatch):
-    counts_from_the_reply(monkeypatch, "request")
+    counts_from_the_reply(monkeypatch, "acquire")
 
 
 def no_undo_on_cancel(monkeypatch):
@@ -347,19 +348,20 @@ def no_undo_on_cancel(monkeypatch):
 
 
 def a_wake_without_check(monkeypatch):
-    granted, ask = _waiters.Waiters.on_granted, _core.Core.request
+    granted, ask = _waiters.Waiters.on_granted, _requests.Requests.ask
+    woken = set()
 
     def wake(self, token):
-        vars(self).setdefault("woken", set()).add(token)
+        woken.add(token)
         granted(self, token)
 
-    async def credulous(self, attempt, args, until):
-        if attempt.token in vars(self.waiters).get("woken", ()) and args[0] == "acquire":
+    async def credulous(self, question, args, *more):
+        if args[0] == "acquire" and args[1] in woken:
             return [GRANTED, 1], self.runtime.now()
-        return await ask(self, attempt, args, until)
+        return await ask(self, question, args, *more)
 
     monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
-    monkeypatch.setattr(_core.Core, "request", credulous)
+    monkeypatch.setattr(_requests.Requests, "ask", credulous)
 
 
 def an_execute_that_is_sent_again(monkeypatch):

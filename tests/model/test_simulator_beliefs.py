@@ -136,11 +136,11 @@ def test_a_batch_lists_the_pairs_that_it_has_not_seen():
 
 
 def an_extension_counts_from_its_reply(monkeypatch):
-    counts_from_the_reply(monkeypatch, "request_for_hold")
+    counts_from_the_reply(monkeypatch, "renew")
 
 
 def a_grant_counts_from_its_reply(monkeypatch):
-    counts_from_the_reply(monkeypatch, "request")
+    counts_from_the_reply(monkeypatch, "acquire")
 
 
 def a_handover_counts_for_its_own_ttl_only(monkeypatch):

@@ -11,6 +11,7 @@ from typing import Final
 from plants.nets import Histories, Search, Simulator, Tests, Walk
 from plants.plant import Change, Plant
 
+REQUESTS = "_client/requests.py"
 CORE, RENEWAL, GRANT = "_client/core.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
@@ -186,9 +187,9 @@ FOUND: Final = (
         "a release that a moving slot ends midway is reported as a loss",
         (
             Change(
-                CORE,
-                "attempt.options.acks is not None or may_have_written(str(error))",
-                "attempt.options.acks is not None",
+                REQUESTS,
+                "acks is not None or may_have_written(str(error))",
+                "acks is not None",
             ),
         ),
         (Tests(("topologies/test_cluster.py",), "ends_midway"),),
@@ -200,7 +201,7 @@ KNOWN: Final = (
         "the deadline counts from the reply",
         (
             Change(
-                CORE,
+                REQUESTS,
                 "                    return reply, sent\n",
                 "                    return reply, self.runtime.now()\n",
             ),
@@ -211,7 +212,7 @@ KNOWN: Final = (
         "the deadline counts from between the request and its reply",
         (
             Change(
-                CORE,
+                REQUESTS,
                 "                    return reply, sent\n",
                 "                    return reply, (sent + self.runtime.now()) / 2\n",
             ),

@@ -14,10 +14,11 @@ from pathlib import Path
 import interlock
 from interlock._client.cohort import Cohort, Reservation
 from interlock._client.grant import Attempt, Grant, Hold
+from interlock._client.requests import Question
 
 SOURCE = Path(interlock.__file__).parent
 PAGE = SOURCE.parents[1] / "docs/internals/architecture.md"
-NOUNS = (Attempt, Hold, Grant, Cohort, Reservation)
+NOUNS = (Question, Attempt, Hold, Grant, Cohort, Reservation)
 PACKAGES = ("_client", "_api", "_people", "_session", "testing")  # no other one has these nouns in its hands
 OF_OTHERS = {"error", "late", "queue", "section"}
 """Variables with objects of another kind, which have fields of the same names."""

@@ -45,10 +45,10 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
     def _session(self) -> Session:
         loop = asyncio.get_running_loop()
         latest, session = self._latest
-        if latest is loop and session is not None and not session.core.closed:
+        if latest is loop and session is not None and not session.core.requests.closed:
             return session
         session = self._sessions.get(loop)
-        if session is None or session.core.closed:
+        if session is None or session.core.requests.closed:
             self._check_not_closed()
             left = self._prune()
             server = self._open_server()

@@ -78,7 +78,7 @@ class ElectionCore(LockCore[LeaseT]):
         try:
             yield watch
         except ConfigError:
-            if not watch.core.closed:
+            if not watch.core.requests.closed:
                 raise
         finally:
             watch.close()
@@ -135,7 +135,7 @@ class ElectionCore(LockCore[LeaseT]):
                     warned = True
                 await session.runtime.sleep_until(session.runtime.now() + OUTAGE_PAUSE)
             except ConfigError:
-                if not session.core.closed:
+                if not session.core.requests.closed:
                     raise
             else:
                 lease._mark_in_with()

@@ -192,14 +192,14 @@ class InterlockCore(Face):
         if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(f"ls(): the pattern must be a str, such as 'stock:*', not {pattern!r}")
         session: Session = cast("Any", self)._session
-        return await session.registry.read(session.core.query, pattern)
+        return await session.registry.read(session.core.requests.query, pattern)
 
     async def _ping(self) -> float:
         session: Session = cast("Any", self)._session
         core = session.core
         question = lock.lock_resource("ping", self.prefix)._replace(kind="question")  # no lock, for errors
         asked = core.runtime.now()
-        await core.query(question, *InspectCall("0").encode())
+        await core.requests.query(question, *InspectCall("0").encode())
         return core.runtime.now() - asked
 
     async def _close(self) -> None:

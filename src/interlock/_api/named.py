@@ -71,7 +71,7 @@ class NamedCore(Face, Generic[StateT]):
         return await inspect(self._session.core, self._primitive, max_waiters)
 
     async def _query(self, call: Call) -> Any:
-        return await self._session.core.query(self._primitive, *call.encode())
+        return await self._session.core.requests.query(self._primitive, *call.encode())
 
     def _revoking(self, reason: str, *, force: bool) -> Revoking:
         """A revocation of this. Raises ConfigError for a reason that says nothing."""

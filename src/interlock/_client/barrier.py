@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE, Attempt
+from interlock._client.requests import Question
 from interlock._protocol.timing import UNDO_GRACE
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
 from interlock.primitives.barrier import ResetCall
@@ -39,7 +40,7 @@ async def _passed_unnoticed(core: Core, attempt: Attempt) -> int | None:
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):
-        reply, _ = await core.request(Attempt(resource, "-"), call.encode(), core.runtime.now() + UNDO_GRACE)
+        reply, _ = await core.requests.ask(Question(resource), call.encode(), core.runtime.now() + UNDO_GRACE)
         match parse_acquire(reply):
             case Granted(index):
                 return index
@@ -61,6 +62,6 @@ def _timeout_error(resource: Resource, timeout: float, reply: Queued | Busy) -> 
 async def reset(core: Core, resource: Resource) -> None:
     """See Barrier.reset."""
     call = ResetCall(f"reset/{secrets.token_hex(16)}")
-    refusal, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    refusal, _ = OperationReply.parse(await core.requests.query(resource, *call.encode()))
     if refusal:
         raise reply_error(resource, refusal)

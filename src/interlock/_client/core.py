@@ -29,19 +29,15 @@ from interlock._client.error_texts import (
     DRIVER_UNANSWERED,
     ENDED_BEFORE_RELEASE,
     HEARTBEATS_UNANSWERED,
-    OLD_PRIMARY_MAY_GRANT,
     WAIT_ADVICE,
     BusyError,
-    about,
     busy_error,
     execute_error,
-    name_lock,
     reply_error,
-    server_error,
-    unavailable_error,
 )
 from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts, tombstone_ms
 from interlock._client.places import NOT_THE_USERS, line_of
+from interlock._client.requests import Question, Requests, closed_error, was_unanswered
 from interlock._client.self_wait import (
     LOOK_AFTER,
     SelfWait,
@@ -57,8 +53,6 @@ from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
-    MAX_RETRY_DELAY,
-    MIN_RETRY_DELAY,
     PROOF_TIMEOUT,
     RETRY_FOR,
     STOP_POLL_INTERVAL,
@@ -69,7 +63,6 @@ from interlock._protocol.timing import (
     margin,
 )
 from interlock._protocol.types import (
-    Argument,
     AutoResetEvent,
     Disconnected,
     Resource,
@@ -77,8 +70,6 @@ from interlock._protocol.types import (
     ServerError,
     Stopped,
     TokenSpent,
-    is_transient,
-    may_have_written,
 )
 from interlock.errors import AcquireTimeout, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.lock import ReserveCall, ReserveReply
@@ -99,8 +90,6 @@ from interlock.primitives.messages import (
     Revoked,
     encode_acquire,
     encode_release,
-    is_acquire,
-    lengthens_lease,
     lost_identity,
     parse_acquire,
     reason_lost,
@@ -141,6 +130,7 @@ class Core:
     ) -> None:
         self.server = server
         self.runtime = server.runtime
+        self.requests = Requests(server)
         self.waiters = waiters
         self.renewal = renewal
         self.undo = undo
@@ -156,7 +146,6 @@ class Core:
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder
         self.all_renewals = all_renewals  # of all clients in this process
         self.all_waits = all_waits  # the same: what their callers wait for
-        self.closed = False
 
     def attempt(
         self,
@@ -240,7 +229,9 @@ class Core:
                     attempt.token, options.ttl_ms, options.handover_ttl_ms, subscribed, channel, max_waiters, own
                 )
                 try:
-                    raw, sent = await self.request(attempt, args, attempt.until)
+                    raw, sent = await self.requests.ask(
+                        attempt, args, attempt.until, attempt.should_stop, options.acks, options.ttl
+                    )
                 except TokenSpent:
                     self._abandon_token(attempt)
                     self.waiters.registered[attempt.token] = attempt
@@ -275,8 +266,8 @@ class Core:
         if is_inside:
             self._look_for_own_section(attempt, arrived, warn=False)
         while True:
-            if self.closed:
-                raise self.closed_error(attempt.resource)
+            if self.requests.closed:
+                raise closed_error(attempt.resource)
             if attempt.outer_loss is not None:
                 raise outer_error(attempt, attempt.outer_loss)
             if now >= attempt.until:
@@ -307,7 +298,7 @@ class Core:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
         if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-            raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
+            raise self.requests.unavailable(attempt, now, cause) from cause
 
     async def _take_turn(self, grant: Grant) -> Any:
         """Begin the section of a lease that has passed to this caller, or give it back: nobody else would.
@@ -332,8 +323,8 @@ class Core:
             return None
         assert attempt.make_lease is not None
         lease = attempt.make_lease(self, grant)
-        if self.closed:
-            raise self.closed_error(attempt.resource)
+        if self.requests.closed:
+            raise closed_error(attempt.resource)
         if grant.reason_ended(self.runtime.now()) is not None:
             return None
         attempt.event = None
@@ -345,10 +336,9 @@ class Core:
         """Ask the server for fences, and whether others wait. Returns False if it does not confirm the hold."""
         hold, who = grant.hold, grant.attempt
         message = ReserveCall(hold.token, who.ttl_ms, str(RESERVED)).encode()
-        # An attempt of its own, as in request_for_hold().
-        asking = Attempt(hold.resource, hold.token)
+        asking = Question(hold.resource)
         try:
-            raw, sent = await self.request(asking, message, min(who.until, hold.deadline))
+            raw, sent = await self.requests.ask(asking, message, min(who.until, hold.deadline))
         except Unavailable:
             who.unanswered_since = min(who.unanswered_since, asking.unanswered_since)
             return False
@@ -384,7 +374,7 @@ class Core:
             return self._busy_error(attempt, reply)
         attempt.unanswered_since = min(attempt.unanswered_since, arrived)
         cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-        return unavailable_error(attempt, self.server.display_url, self.runtime.now(), cause)
+        return self.requests.unavailable(attempt, self.runtime.now(), cause)
 
     @property
     def patient_timeout(self) -> float:
@@ -473,7 +463,11 @@ class Core:
         now = self.runtime.now()
         if last_answer_counts(attempt, now):
             return busy
-        return unavailable_error(attempt, self.server.display_url, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
+        return self.requests.unavailable(
+            attempt,
+            now,
+            Disconnected(HEARTBEATS_UNANSWERED, sent=True),
+        )
 
     def _begin_to_wait(self, attempt: Attempt, reply: Queued) -> None:
         """Note when the waiter looks whether it waits for itself. It looks now if the holder's token suggests that."""
@@ -561,8 +555,8 @@ class Core:
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
-            if self.closed:  # the caller undoes the attempt: close() may have looked at the leases before this one
-                raise self.closed_error(attempt.resource)
+            if self.requests.closed:  # the caller undoes the attempt: close() may have looked at them before
+                raise closed_error(attempt.resource)
             if attempt.is_queued:
                 self.waiters.unregister(attempt)
             else:
@@ -597,85 +591,6 @@ class Core:
         # First, since an interrupt may end the finalizer at any later step: the worker of ends then does the rest.
         self.undo.from_finalizers.append(grant)
         grant.end_reason = grant.end_reason or Grant.RELEASED
-
-    async def request(self, attempt: Attempt, args: Sequence[Argument], until: float) -> tuple[Any, float]:
-        """Send one request of an attempt, and retry while the server is away.
-
-        Returns the reply, and when the answered request was sent. Raises Unavailable if no reply counts in time,
-        Stopped, ConfigError if the client is closed, or the error that the server replied with.
-        """
-        server, resource = self.server, attempt.resource
-        retry_until, pause = until, 0.0
-        cause: Exception | None = None
-        while True:
-            if self.closed:
-                raise self.closed_error(resource)
-            if attempt.should_stop is not None and attempt.should_stop():
-                raise Stopped
-            sent = self.runtime.now()
-            # Until the reply arrives: the callers that wait behind this one in its cohort read it, too.
-            attempt.unanswered_since = min(attempt.unanswered_since, sent)
-            try:
-                if attempt.options.acks is None or not is_acquire(args):
-                    reply = await server.call(resource.script, resource.keys, args, retry_until)
-                else:
-                    reply = await self._request_with_acks(attempt, args, retry_until)
-                if not (
-                    server.can_fail_over
-                    and lengthens_lease(args, reply)
-                    and server.old_primary_may_still_grant(resource.keys[0])
-                ):
-                    attempt.unanswered_since = FOREVER
-                    return reply, sent
-                attempt.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
-            except Disconnected as error:
-                attempt.in_doubt |= error.sent
-                stale = error.stale
-                # The earlier cause stays if this request only timed out, and was sent so late that it had little time.
-                counts = cause is None or not error.timed_out or retry_until - sent > MAX_RETRY_DELAY
-                cause = error if counts else cause
-            except ServerError as error:
-                # With acks, the error may answer WAIT or WAITAOF, after the grant.
-                attempt.in_doubt |= attempt.options.acks is not None or may_have_written(str(error))
-                if not is_transient(str(error)):
-                    raise server_error(resource, server.display_url, str(error)) from None
-                cause, stale = error, False
-            except BaseException as error:
-                attempt.in_doubt = True  # cancelled or interrupted while the request was on its way
-                name_lock(error, resource)
-                raise
-            # The time runs from the first request without a reply that counts: a later request does not move it.
-            retry_until = min(retry_until, sent + server.retry_for)
-            pause = pause if stale else _next_pause(pause)
-            await self._pause_before_retry(attempt, cause, pause, retry_until)
-
-    async def _pause_before_retry(
-        self, attempt: Attempt, cause: Exception | None, pause: float, retry_until: float
-    ) -> None:
-        """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
-        now = self.runtime.now()
-        if now + 2 * MIN_RETRY_DELAY >= retry_until:
-            assert cause is not None
-            raise unavailable_error(attempt, self.server.display_url, now, cause) from cause
-        # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
-        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (retry_until - now) / 2)))
-
-    async def _request_with_acks(self, attempt: Attempt, args: Sequence[Argument], until: float) -> Any:
-        """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
-        resource, acks = attempt.resource, attempt.options.acks
-        assert acks is not None
-        ack_timeout = min(acks.timeout(attempt.ttl), 0.9 * (until - self.runtime.now()))  # so that the reply is in time
-        reply, known, acknowledged = await self.server.call_with_acks(
-            (resource.script, resource.keys, args), until, acks, ack_timeout
-        )
-        if lengthens_lease(args, reply):
-            attempt.in_doubt = True  # the grant may not count: an error below must leave a tombstone
-            attempt.assurance = acks.assurance(resource, known, acknowledged, acks.timeout(attempt.ttl))
-        return reply
-
-    @staticmethod
-    def closed_error(resource: Resource) -> ConfigError:
-        return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
 
     async def release(self, grant: Grant) -> bool:
         """Release the lease. Returns whether this client still held the lease in the server.
@@ -712,7 +627,7 @@ class Core:
         """
         hold = grant.hold
         attempt, is_ours = hold.claim, True
-        was_in_doubt = attempt.in_doubt
+        releasing = Question(attempt.resource)
         try:
             with self.runtime.mutex:
                 if grant.end_reason is not None or hold.grant is not grant:  # another thread was first
@@ -726,28 +641,26 @@ class Core:
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
             if not waits and self.undo.leave(grant, args):
                 return True
-            # Borrowed until `finally`: from here on the flag says whether a copy of the release may be on its way.
-            attempt.in_doubt = False
             until = FOREVER
             if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
                 until = max(hold.deadline, now + 0.5)
             was_ours = False
             while True:
-                reply, _ = await self.request(attempt, args, until)
+                reply, _ = await self.requests.ask(releasing, args, until)
                 ours, again = reply  # a ReleaseReply, not built as one: each release would pay for that
                 was_ours |= bool(ours)  # the first reply counts: before the next, another client may release
                 if not again:
                     # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
                     # no reply, that copy may have released the lease, and another client its own lease since then.
                     # Before the deadline nothing else ended the lease.
-                    return was_ours or (attempt.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
+                    return was_ours or (releasing.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
         except BaseException as error:
-            if self.closed and isinstance(error, ConfigError):  # close() releases the lease
+            if self.requests.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
             self.release_in_background(grant)
             raise
         finally:
-            attempt.in_doubt |= was_in_doubt
+            attempt.in_doubt |= releasing.in_doubt
             if is_ours:
                 self.releasing.pop(attempt.token, None)
             if (people := self.people) is not None:
@@ -796,7 +709,11 @@ class Core:
         ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
         try:
             call = RenewCall([(hold.token, str(int(ttl * 1000)))])
-            reply, sent = await self.request_for_hold(hold, hold.resource.renew_keys, call.encode())
+            reply, sent = await self.requests.ask(
+                Question(hold.resource._replace(keys=hold.resource.renew_keys)),
+                call.encode(),
+                min(hold.deadline, self.runtime.now() + self.server.retry_for),
+            )
         finally:  # also without a reply: the server may have extended the lease
             hold.claim.extended_until = max(hold.claim.extended_until, self.runtime.now() + ttl)
         (state,) = RenewReply.parse(reply).states
@@ -829,7 +746,7 @@ class Core:
             )
         args = [execute_word(word, command) for word in words]
         if keys is None:
-            keys = list[bytes](await self.query(grant.resource, "keys", command, *args))
+            keys = list[bytes](await self.requests.query(grant.resource, "keys", command, *args))
         elif missing := [key for key in keys if key not in args]:
             raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
         # The lease stays with its section if there is no reply, since the command could run in a later one.
@@ -865,24 +782,6 @@ class Core:
         with self.runtime.mutex:
             hold.unanswered += by
 
-    async def request_for_hold(self, hold: Hold, keys: Sequence[str], args: Sequence[Argument]) -> tuple[Any, float]:
-        """Send one request about a lease, with these keys only, and retry until the deadline of the lease at most.
-
-        The request has an Attempt of its own. So a missing reply does not put the attempt of the lease in doubt: a late
-        copy of a renewal changes nothing once the token holds no lease.
-        """
-        narrowed = Attempt(hold.resource._replace(keys=tuple(keys)), hold.token)
-        return await self.request(narrowed, args, min(hold.deadline, self.runtime.now() + self.server.retry_for))
-
-    async def query(self, resource: Resource, *args: Argument) -> Any:
-        """The reply to a request that belongs to no attempt: inspect, revoke. Its Attempt only serves `request`."""
-        reply, _ = await self.request(Attempt(resource, "-"), args, self.runtime.now() + RETRY_FOR)
-        return reply
-
-
-def _next_pause(pause: float) -> float:
-    return min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
-
 
 def must_wait(grant: Grant, now: float) -> bool:
     """Whether the end of a `with` waits for the reply to its release, because of its option or of its lease."""
@@ -893,11 +792,6 @@ def must_wait(grant: Grant, now: float) -> bool:
         or hold.renewal_failing
         or hold.deadline - now < hold.claim.options.ttl / 2
     )
-
-
-def was_unanswered(error: BaseException) -> bool:
-    """Whether `request` raised this error because no try was answered in time."""
-    return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
 
 
 def outer_error(attempt: Attempt, lost: LeaseLost) -> LeaseLost:

@@ -33,7 +33,7 @@ class Watch:
         """The leader now, or None. The server pushes the next change to this observer."""
         attempt, core = self.attempt, self.core
         _, channel = core.server.subscription_of(attempt.resource.keys[0])
-        reply = parse_watch(await core.query(attempt.resource, *WatchCall(attempt.token, channel).encode()))
+        reply = parse_watch(await core.requests.query(attempt.resource, *WatchCall(attempt.token, channel).encode()))
         if isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
         core.server.ensure_subscribed(attempt.resource.keys[0])  # at the node that has the key by now

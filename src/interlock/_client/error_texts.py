@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from interlock._protocol.names import printable
 from interlock._protocol.types import TRANSIENT, Resource, ServerError
@@ -13,9 +13,6 @@ from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIR
 from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.lock import RECORD_VERSION
 from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
-
-if TYPE_CHECKING:
-    from interlock._client.grant import Attempt
 
 ENDED_BEFORE_RELEASE: Final = "it had ended in the server before it was released"
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
@@ -27,10 +24,12 @@ E = TypeVar("E", bound=LockError)
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
 
 
-def unavailable_error(attempt: Attempt, url: str, now: float, cause: Exception) -> Unavailable:
+def unavailable_error(
+    resource: Resource, unanswered_since: float, url: str, now: float, cause: Exception
+) -> Unavailable:
     """The error for a server that has been away, or not ready, for too long. `url` is its display_url."""
-    waited_for = max(0.0, now - attempt.unanswered_since)
-    resource, waited = attempt.resource, f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
+    waited_for = max(0.0, now - unanswered_since)
+    waited = f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
     reason = str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
         text = f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"

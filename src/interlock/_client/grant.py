@@ -20,6 +20,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from interlock._client.requests import Question
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
 from interlock.errors import LeaseLost, LockError
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.places import Place
-    from interlock._protocol.acks import Acks, Assurance
+    from interlock._protocol.acks import Acks
     from interlock._protocol.types import Argument, AutoResetEvent, Resource
     from interlock.primitives.messages import Queued
 
@@ -107,11 +108,10 @@ NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lea
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class Attempt(Question):
     """One try to acquire a resource, from its first request until it is granted or undone: see Core.attempt."""
 
-    # What the caller wants
-    resource: Resource
+    # What the caller wants, of the resource of the question
     token: str
     options: AcquireOptions = NO_LEASE  # max_hold may end the lease before the ttl: see AcquireOptions.capped
     timeout: float | None = None  # seconds that the caller waits: None is for ever
@@ -127,7 +127,6 @@ class Attempt:
     generation: str = ""  # in which the attempt waits, if its resource has generations
     # What became of it
     abandoned: bool = False  # no caller waits for this attempt any more
-    in_doubt: bool = False  # a copy of a request may still be on its way
     is_queued: bool = False  # the attempt stands in the queue
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
@@ -135,9 +134,7 @@ class Attempt:
     look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
     proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
     has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine
-    unanswered_since: float = FOREVER  # when the oldest request or heartbeat without a reply was sent
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
-    assurance: Assurance | None = None  # which replicas and disks had the grant, if acks asked for any
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
     outer_loss: LeaseLost | None = None  # a lease was revoked in whose `with` the thread waits: it waits no more
     observation: Any = None  # what observers keep about it: nothing here reads it

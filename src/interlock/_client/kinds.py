@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:
     """The reply to `inspect`. Raises ConfigError if the name is in use as another kind of synchronizer."""
     try:
-        reply = await core.query(resource, *InspectCall(max_waiters).encode())
+        reply = await core.requests.query(resource, *InspectCall(max_waiters).encode())
     except ConfigError as error:
         if "WRONGTYPE" in str(error) and not core.server.is_quorum:
             await _raise_for_other_kind(core, resource)
@@ -40,7 +40,7 @@ async def kind_of(core: Core, name: str, prefix: str) -> KindReply:
 
     On a quorum, what most servers have that know the name.
     """
-    return KindReply.parse(await core.query(kind_resource(name, prefix), *KindCall().encode()))
+    return KindReply.parse(await core.requests.query(kind_resource(name, prefix), *KindCall().encode()))
 
 
 async def _raise_for_other_kind(core: Core, resource: Resource) -> None:

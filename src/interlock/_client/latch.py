@@ -24,7 +24,7 @@ async def count_down(core: Core, resource: Resource, by: object) -> int:
     """See Latch.count_down."""
     number = positive_int(by, "n of count_down()", resource, MAX_COUNT)
     call = CountCall(f"count/{secrets.token_hex(16)}", str(number), resource.acquire_args)
-    refusal, left = OperationReply.parse(await core.query(resource, *call.encode()))
+    refusal, left = OperationReply.parse(await core.requests.query(resource, *call.encode()))
     if refusal:
         raise reply_error(resource, refusal)
     return left

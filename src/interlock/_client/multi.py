@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._client.error_texts import busy_error, reply_error
-from interlock._client.grant import AcquireOptions, Attempt, Grant
+from interlock._client.requests import Question
 from interlock.errors import AcquireTimeout, LockError, Unavailable
 from interlock.primitives.messages import NO_WAITING, AcquireCall, Busy, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._client.core import Core
+    from interlock._client.grant import AcquireOptions, Attempt, Grant
     from interlock._protocol.types import Resource
 
 MAX_TOGETHER = 50  # resources in one call, which then takes less than 2 ms of the server
@@ -50,26 +51,26 @@ async def together(
     """
     whole = multi_resource([request.resource for request in requests])
     attempts = [core.attempt(resource, options, 0, make_lease) for resource, options, make_lease in requests]
-    whole_attempt = Attempt(whole, "-")
+    asking = Question(whole)
     granted = False
     try:
         for attempt in attempts:
             core.waiters.register(attempt)  # so that close() releases what the server may grant
         call = TogetherCall([_part(core, attempt) for attempt in attempts])
-        reply, sent = await _send_call(core, whole_attempt, call, until)
+        reply, sent = await _send_call(core, asking, call, until)
         for _ in range(MAX_TRIES):
             if isinstance(reply, FirstRefused) and isinstance(reply.reply, Retry):
-                reply, sent = await _send_call(core, whole_attempt, call, until)
+                reply, sent = await _send_call(core, asking, call, until)
         if isinstance(reply, FirstRefused):
             first = requests[reply.refused_index]
             if isinstance(reply.reply, Refused):
                 raise reply_error(first.resource, reply.reply)
             # Undone even after a refusal: the server may have granted an earlier copy of the call, without a reply.
-            _unregister(core, attempts, undo=whole_attempt.in_doubt)
+            _unregister(core, attempts, undo=asking.in_doubt)
             return busy_error(first.resource, 0, reply.reply if isinstance(reply.reply, Busy) else MANY_DEAD)
         granted = True
         for request, attempt, part in zip(requests, attempts, reply.parts, strict=True):
-            attempt.in_doubt = whole_attempt.in_doubt
+            attempt.in_doubt = asking.in_doubt
             lease = core.lease_from_grant(attempt, part.number, sent)
             if lease is None:
                 raise Unavailable(
@@ -78,7 +79,7 @@ async def together(
             leases[request.resource.name] = lease
         return None  # noqa: TRY300 (the code below runs only if no lease is held)
     except BaseException as error:
-        _unregister(core, attempts, undo=granted or whole_attempt.in_doubt or not isinstance(error, LockError))
+        _unregister(core, attempts, undo=granted or asking.in_doubt or not isinstance(error, LockError))
         raise
 
 
@@ -92,10 +93,10 @@ def report_refusal(core: Core, requests: Sequence[Request], busy: AcquireTimeout
 
 
 async def _send_call(
-    core: Core, whole_attempt: Attempt, call: TogetherCall, until: float
+    core: Core, asking: Question, call: TogetherCall, until: float
 ) -> tuple[AllGranted | FirstRefused, float]:
     """The reply, and when the answered request was sent."""
-    reply, sent = await core.request(whole_attempt, call.encode(), until)
+    reply, sent = await core.requests.ask(asking, call.encode(), until)
     return parse_together(reply), sent
 
 

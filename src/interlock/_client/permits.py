@@ -35,7 +35,7 @@ async def every_holder(core: Core, resource: Resource) -> list[bytes]:
     from_ms = 0
     while True:
         call = HoldersCall(str(from_ms), str(HOLDERS_BATCH))
-        tokens, last_end_ms = HoldersReply.parse(await core.query(resource, *call.encode()))
+        tokens, last_end_ms = HoldersReply.parse(await core.requests.query(resource, *call.encode()))
         found.update(dict.fromkeys(tokens))
         if len(tokens) < HOLDERS_BATCH:
             return list(found)
@@ -56,7 +56,7 @@ async def set_limit(core: Core, resource: Resource, limit: object) -> Resource:
         raise about(resource, error) from None
     wanted = permit_args(resource)._replace(limit=str(number))
     call = LimitCall(f"limit/{secrets.token_hex(16)}", wanted.kind, wanted.limit)
-    refusal, _ = OperationReply.parse(await core.query(resource, *call.encode()))
+    refusal, _ = OperationReply.parse(await core.requests.query(resource, *call.encode()))
     if refusal:
         raise reply_error(resource, refusal)
     return resource._replace(acquire_args=wanted)

@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.error_texts import about
-from interlock._client.grant import Attempt
+from interlock._client.requests import Question
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock.errors import ConfigError, LockError
@@ -94,7 +94,10 @@ class Revoking:
         ]
         await self._note_asked(shown)
         try:
-            done = [DoneReply.parse(await self.core.query(self.resource, *call.encode())).was_done for call in calls]
+            done = [
+                DoneReply.parse(await self.core.requests.query(self.resource, *call.encode())).was_done
+                for call in calls
+            ]
         except LockError as error:
             await self.note(f"unknown: {type(error).__name__}")
             raise
@@ -124,7 +127,7 @@ class Revoking:
     async def _write(self, step: str, *fields: str) -> bool:
         core, call = self.core, NoteCall(self._operation, step, fields)
         try:
-            await core.request(Attempt(AUDIT, "-"), call.encode(), core.runtime.now() + core.try_for)
+            await core.requests.ask(Question(AUDIT), call.encode(), core.runtime.now() + core.try_for)
         except LockError as error:
             log.warning(
                 "%s: the audit on the server does not get this revocation (%s): %s",
@@ -142,7 +145,7 @@ async def audit(core: Core, name: str | None = None, most: int = PAGE) -> list[R
     entries = list[Any]()
     call = NotedCall()
     while True:
-        reply = NotedReply.parse(await core.query(AUDIT, *call.encode()))
+        reply = NotedReply.parse(await core.requests.query(AUDIT, *call.encode()))
         entries += reply.entries
         found = [each for each in fold_entries(entries) if name is None or each.name == name]
         # One more than wanted: the entries of the oldest may be on the next page.

@@ -80,7 +80,7 @@ class Session:
         process = Process(label, token_part(socket.gethostname()), os.getpid())
         self.channel = f"interlock:{secrets.token_hex(8)}"
         ends, renewal, waiters, undo, registry, reports = self.workers = [
-            Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.closed, self.start_workers)
+            Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.requests.closed, self.start_workers)
             for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
@@ -131,7 +131,7 @@ class Session:
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
-        worker = Worker(self.runtime, f"interlock-worker-{name}", lambda: self.core.closed, self.start_workers)
+        worker = Worker(self.runtime, f"interlock-worker-{name}", lambda: self.core.requests.closed, self.start_workers)
         worker.task = task
         self.workers.append(worker)
         return worker
@@ -170,7 +170,7 @@ class Session:
 
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
-        self.core.closed = True
+        self.core.requests.closed = True
         self.renewal.report_drops()
         held, waiting = self.renewal.held(), list(self.waiters.registered.values())
         for attempt in waiting:
@@ -241,9 +241,9 @@ class Session:
         """In a child after a fork: mark all leases as ended, and start with no waiters."""
         for grant in self.renewal.held():
             grant.end_reason = Grant.FORKED
-        closed = self.core.closed
+        closed = self.core.requests.closed
         self.runtime.reset_after_fork()
         self.server.reset_after_fork()
         self._start()
         self.report()
-        self.core.closed = closed
+        self.core.requests.closed = closed

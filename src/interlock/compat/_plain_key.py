@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.grant import NO_LEASE, AcquireOptions, Attempt, tombstone_ms
+from interlock._client.requests import Question
 from interlock._protocol.names import duration, keys_of
 from interlock._protocol.types import Resource
 from interlock.errors import AcquireTimeout, Unavailable
@@ -119,7 +120,7 @@ async def _settle(core: Core, attempt: Attempt) -> None:
     """Make sure that a late copy of the acquire takes nothing. The key stays the attempt's."""
     call = ReleaseCall(attempt.token, tombstone_ms(attempt), ("", NONE, *attempt.release_args[2:]))
     try:
-        await core.query(attempt.resource, *call.encode())
+        await core.requests.query(attempt.resource, *call.encode())
     except BaseException:
         core.undo.add(attempt)
         raise
@@ -139,16 +140,17 @@ async def release(
     a later section under the same value. Raises Unavailable or ConfigError.
     """
     token = token or f"release/{secrets.token_hex(16)}"
-    attempt = Attempt(resource, token, release_args=(value, whose, *resource.release_args))
+    args = encode_release(token, "0", (value, whose, *resource.release_args))
+    asking = Question(resource)
     until = core.runtime.now() + core.patient_timeout
     was_ours, ask_again = False, 1
     while ask_again:  # one script call drops only a limited number of dead waiters
-        raw, _ = await core.request(attempt, encode_release(token, "0", attempt.release_args), until)
+        raw, _ = await core.requests.ask(asking, args, until)
         reply = ReleaseReply.parse(raw)
         was_ours |= bool(reply.was_ours)
         ask_again = reply.ask_again
     # A copy of the request that got no reply may have released the key before the copy that got this one.
-    return was_ours or attempt.in_doubt
+    return was_ours or asking.in_doubt
 
 
 def release_later(
@@ -176,6 +178,6 @@ async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry
     """
     until = core.runtime.now() + (core.patient_timeout if retry_for is None else retry_for)
     ttl_ms = str(max(1, int(ttl * 1000)))
-    reply, _ = await core.request(Attempt(resource, "-"), ("extend", value, ttl_ms), until)
+    reply, _ = await core.requests.ask(Question(resource), ("extend", value, ttl_ms), until)
     code: int = reply[0]
     return code

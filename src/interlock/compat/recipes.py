@@ -259,7 +259,7 @@ def _release(locks: Interlock, resource: Resource, value: object) -> bool:
         return False  # a release alone can't tell: the server answers a second copy of it as it answered the first
     was_held, ask_again = False, 1
     while ask_again:  # one script call drops only a limited number of dead waiters
-        is_ours, ask_again = run(locks._session.core.query(resource, "release", token, "0"))
+        is_ours, ask_again = run(locks._session.core.requests.query(resource, "release", token, "0"))
         was_held |= bool(is_ours)
     return was_held
 
@@ -269,7 +269,7 @@ def _renew(locks: Interlock, resource: Resource, token: bytes, ttl: float) -> An
     if not token:
         return NOT_FOUND
     narrowed = resource._replace(keys=resource.renew_keys)
-    (state,) = run(locks._session.core.query(narrowed, "renew", token, str(int(ttl * 1000))))
+    (state,) = run(locks._session.core.requests.query(narrowed, "renew", token, str(int(ttl * 1000))))
     return state
 
 

@@ -257,7 +257,7 @@ def _errors_of_redis_py(lock: AnyLock, core: Core) -> Generator[None, None, None
     except Deadlock as error:
         raise _named(LockError(str(error)), lock) from error
     except InterlockLockError as error:  # an error reply of the server
-        if core.closed:
+        if core.requests.closed:
             raise RedisConnectionError(f"lock {lock.name!r}: its connections were closed by close()") from error
         cause = error.__context__  # redis-py for asyncio wraps the error of a login
         is_login = isinstance(cause, AuthenticationError) or isinstance(cause and cause.__cause__, AuthenticationError)

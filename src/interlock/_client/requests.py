@@ -1,0 +1,166 @@
+"""Asking a server: one request, sent again until a reply counts or no time is left.
+
+Theory. Each request but `execute` may be sent twice (see `core.py`): so the client answers a lost reply by sending the
+request again. What the sending has left behind must be known even if it ends by an error, a cancellation or Ctrl-C. So
+it stands in the `Question`, which its caller keeps, and only this module writes that a copy may be on its way.
+
+Rules.
+ (a) A request that was sent and has no reply leaves its question in doubt, and a later reply does not end that doubt:
+     the earlier copy may still arrive. Only the release or the undo of its token deals with that copy.
+ (b) A question is unanswered from its first request without a reply that counts, and from the moment in which the
+     client sends that request: others read `unanswered_since` while the request is on its way.
+ (c) The time for all tries of one request runs from the first try without a reply that counts.
+ (d) A reply that lengthens a lease does not count while the primary before may still grant.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interlock._client.error_texts import (
+    OLD_PRIMARY_MAY_GRANT,
+    about,
+    name_lock,
+    server_error,
+    unavailable_error,
+)
+from interlock._protocol.timing import FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
+from interlock._protocol.types import Disconnected, ServerError, Stopped, is_transient, may_have_written
+from interlock.errors import ConfigError, Unavailable
+from interlock.primitives.messages import lengthens_lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from interlock._protocol.acks import Acks, Assurance
+    from interlock._protocol.types import Argument, Resource, Server
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """What requests ask about, and what became of them."""
+
+    resource: Resource
+    in_doubt: bool = field(default=False, init=False)
+    """A copy of a request may still be on its way."""
+    unanswered_since: float = field(default=FOREVER, init=False)
+    """When the oldest request or heartbeat without a reply was sent."""
+    assurance: Assurance | None = field(default=None, init=False)
+    """Which replicas and disks had the grant, if acks asked for any."""
+
+
+class Requests:
+    """The requests of one client."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.runtime = server.runtime
+        self.closed = False
+
+    async def ask(
+        self,
+        question: Question,
+        args: Sequence[Argument],
+        until: float,
+        should_stop: Callable[[], bool] | None = None,
+        acks: Acks | None = None,
+        ttl: float = 0.0,
+    ) -> tuple[Any, float]:
+        """Send one request about this question, and retry while the server is away.
+
+        `acks`: replicas or disks that must have the grant, whose ttl in seconds is `ttl`. Returns the reply, and when
+        the answered request was sent. Raises Unavailable if no reply counts in time, Stopped as soon as `should_stop`
+        returns True, ConfigError if the client is closed, or the error that the server replied with.
+        """
+        server, resource = self.server, question.resource
+        retry_until, pause = until, 0.0
+        cause: Exception | None = None
+        while True:
+            if self.closed:
+                raise closed_error(resource)
+            if should_stop is not None and should_stop():
+                raise Stopped
+            sent = self.runtime.now()
+            question.unanswered_since = min(question.unanswered_since, sent)
+            try:
+                if acks is None:
+                    reply = await server.call(resource.script, resource.keys, args, retry_until)
+                else:
+                    reply = await self._call_with_acks(question, args, retry_until, acks, ttl)
+                if not (
+                    server.can_fail_over
+                    and lengthens_lease(args, reply)
+                    and server.old_primary_may_still_grant(resource.keys[0])
+                ):
+                    question.unanswered_since = FOREVER
+                    return reply, sent
+                question.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
+            except Disconnected as error:
+                question.in_doubt |= error.sent
+                stale = error.stale
+                # The earlier cause stays if this request only timed out, and was sent so late that it had little time.
+                counts = cause is None or not error.timed_out or retry_until - sent > MAX_RETRY_DELAY
+                cause = error if counts else cause
+            except ServerError as error:
+                # With acks, the error may answer WAIT or WAITAOF, after the grant.
+                question.in_doubt |= acks is not None or may_have_written(str(error))
+                if not is_transient(str(error)):
+                    raise server_error(resource, server.display_url, str(error)) from None
+                cause, stale = error, False
+            except BaseException as error:
+                question.in_doubt = True  # cancelled or interrupted while the request was on its way
+                name_lock(error, resource)
+                raise
+            retry_until = min(retry_until, sent + server.retry_for)
+            pause = pause if stale else _next_pause(pause)
+            await self._pause_before_retry(question, cause, pause, retry_until)
+
+    async def _pause_before_retry(
+        self, question: Question, cause: Exception | None, pause: float, retry_until: float
+    ) -> None:
+        """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
+        now = self.runtime.now()
+        if now + 2 * MIN_RETRY_DELAY >= retry_until:
+            assert cause is not None
+            raise self.unavailable(question, now, cause) from cause
+        # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
+        await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (retry_until - now) / 2)))
+
+    async def _call_with_acks(
+        self, question: Question, args: Sequence[Argument], until: float, acks: Acks, ttl: float
+    ) -> Any:
+        """The reply to an acquire, once enough replicas have the grant. Raises Unavailable if too few have it."""
+        resource, wanted = question.resource, acks.timeout(ttl)
+        timeout = min(wanted, 0.9 * (until - self.runtime.now()))  # so that the reply is in time
+        reply, known, acknowledged = await self.server.call_with_acks(
+            (resource.script, resource.keys, args), until, acks, timeout
+        )
+        if lengthens_lease(args, reply):
+            question.in_doubt = True  # the grant may not count: an error below must leave a tombstone
+            question.assurance = acks.assurance(resource, known, acknowledged, wanted)
+        return reply
+
+    def unavailable(self, question: Question, now: float, cause: Exception) -> Unavailable:
+        """The error for a question that has been without an answer for too long, because of this."""
+        return unavailable_error(question.resource, question.unanswered_since, self.server.display_url, now, cause)
+
+    async def query(self, resource: Resource, *args: Argument) -> Any:
+        """The reply to a request after which nothing has to be undone: an inspect, a revoke."""
+        reply, _ = await self.ask(Question(resource), args, self.runtime.now() + RETRY_FOR)
+        return reply
+
+
+def closed_error(resource: Resource) -> ConfigError:
+    """The error for who asks a client that was closed."""
+    return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
+
+
+def was_unanswered(error: BaseException) -> bool:
+    """Whether `ask` raised this error because no try was answered in time."""
+    return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
+
+
+def _next_pause(pause: float) -> float:
+    return min(MAX_RETRY_DELAY, (pause * 2 or MIN_RETRY_DELAY) * random.uniform(0.75, 1.25))
