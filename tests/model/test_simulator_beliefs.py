@@ -81,12 +81,14 @@ def test_what_only_looked_like_a_fault_breaks_no_rule(seed, profile, subject):
     assert not simulate(seed, profile, subject=subject).violations
 
 
-@pytest.mark.rule(4)
+@pytest.mark.rule(3, 4)
 @pytest.mark.parametrize(
     ("seed", "profile", "subject"),
     [
         # The first request of a driver has no reply: those behind it, whose time is over, raise Unavailable.
         (1010159, "slow link restarts", "lock"),
+        # A caller's turn comes with a lease that has ended, and meanwhile callers with another ttl have a new cohort.
+        (1010326, "outlasting", "lock"),
     ],
 )
 def test_a_seed_that_broke_a_rule_once_breaks_none(seed, profile, subject):

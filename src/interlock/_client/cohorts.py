@@ -68,6 +68,8 @@ class Cohorts:
             cohort = self.by_key.get(key) or self.by_key.setdefault(key, Cohort(attempt))
             if (turn := cohort.turn(attempt)) is not False:
                 return turn
+            if cohort.ttl_ms != attempt.options.ttl_ms:  # its own cohort has ended, and this is another one: see join()
+                return True
             driver = cohort.arrive(attempt, self.runtime.now())
         _wake(driver)
         return driver is attempt
