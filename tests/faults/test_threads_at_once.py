@@ -79,6 +79,27 @@ def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
         assert lease._grant.hold.unanswered == 0
 
 
+@rule(6)
+def test_a_thread_that_enters_what_another_thread_of_its_owner_leaves_gets_a_lease_of_its_own(
+    server, clean, monkeypatch
+):
+    with interlock.Interlock(server.url) as locks:
+        lock = locks.rlock("a", owner="ann")
+        left = lock.acquire()
+        ensure = type(left)._ensure
+
+        def ensure_and_then_the_other_leaves(lease):
+            ensure(lease)
+            monkeypatch.undo()
+            left.release()
+
+        monkeypatch.setattr(type(left), "_ensure", ensure_and_then_the_other_leaves)
+        entered = lock.acquire()
+        assert entered.fence > left.fence
+        entered.ensure()
+        assert entered.release()
+
+
 @rule(8)
 def test_a_thread_that_leaves_tolerates_another_that_forgets_what_it_looks_at(server, clean):
     """Without the GIL, another thread may come between any two steps of Python."""

@@ -274,21 +274,20 @@ class LeaseCore(WatchedCore):
 
     def _leaves_inner(self) -> bool:
         """Take back one acquire of an rlock: whether others are left."""
-        if self._depth == 1:  # nearly always
-            self._depth = 0
-            return False
-        with self._core.runtime.mutex:  # with `owner=`, several threads may hold it
+        with self._core.runtime.mutex:  # with `owner=`, another thread may enter it just now
             self._depth -= 1
             if self._depth > 0:
                 self._grant.held_by_call = False  # it may have been the call, and its body may have kept the lease
             return self._depth > 0
 
-    def _reenter(self) -> Self:
-        """Acquire it once more. Raises LeaseLost."""
+    def _reenter(self) -> Self | None:
+        """Acquire it once more. None if another thread has just left it, and releases it. Raises LeaseLost."""
         self._ensure()
         is_counted = False
         try:
             with self._core.runtime.mutex:
+                if not self._is_inside:
+                    return None
                 self._depth += 1
                 is_counted = True
         except BaseException:  # an interrupt: nobody gets this acquire, so nobody would release it
