@@ -88,7 +88,7 @@ class Coverage:
         for grant in session.renewal.held():
             yield from self._states_of_lease(grant, session)
         for state, claims in (
-            ("releasing", session.core.releasing),
+            ("releasing", session.core.holding.releasing),
             ("left", session.undo.left),
             ("undoing", session.undo.jobs),
         ):

@@ -199,12 +199,13 @@ class Process:
             return
         grant: Grant = self.leases[name]._grant
         if action == EXTENDS:
-            await core.extend(grant, self.shape.ttl)
+            await core.holding.extend(grant, self.shape.ttl)
         elif action == EXECUTES:
-            await core.execute(grant, "SET", ["data", f"{name}:{grant.fence}", "PX", "60000"], ["data"])
+            await core.holding.execute(grant, "SET", ["data", f"{name}:{grant.fence}", "PX", "60000"], ["data"])
         else:
             lease = self.leases.pop(name)
-            await (core.exit_section(grant, None) if action == LEAVES else core.release(grant))
+            holding = core.holding
+            await (holding.exit_section(grant, None) if action == LEAVES else holding.release(grant))
             del lease
 
     # Inputs
@@ -284,8 +285,8 @@ class Process:
             tuple(belief for thread, lease in sorted(self.leases.items()) if (belief := self._belief(thread, lease))),
             connection.host.number if connection is not None and pool.subscribed else -1,
             bool(
-                session.renewal.held() or session.waiters.registered or session.undo.jobs or session.core.releasing
-                or session.core.cohorts.by_key or session.undo.from_finalizers
+                session.renewal.held() or session.waiters.registered or session.undo.jobs
+                or session.core.holding.releasing or session.core.cohorts.by_key or session.undo.from_finalizers
             ),
             self.broken,
         )  # fmt: skip

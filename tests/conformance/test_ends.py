@@ -136,7 +136,7 @@ async def test_two_undos_of_one_lease_both_report_that_they_are_done(mode):
     lease = await locks.lock("a").acquire()
     session = mode.session(locks)
     attempt = lease._grant.attempt
-    both = [session.core.release_in_background(lease._grant), session.undo.add(attempt)]
+    both = [session.core.giving_back.in_background(lease._grant), session.undo.add(attempt)]
     for done in both:
         waiting = done.wait(session.runtime.now() + 10)
         assert await (mode.in_thread(run, waiting) if mode.name == "threads" else waiting)

@@ -379,14 +379,14 @@ async def test_a_renewal_that_has_just_become_due_is_not_late(mode, clean, recor
 async def test_an_interlock_reports_whether_it_was_made_before_the_switch_or_after(mode, clean):
     before, recorder = mode.interlock(), Recorder()
     held = await before.lock("held").acquire()
-    assert mode.session(before).core.people is None
+    assert mode.session(before).core.points.people is None
     observing.observe(recorder)
     try:
         after = mode.interlock()
         for locks in (before, after):
             async with locks.lock("a"):
                 pass
-            assert mode.session(locks).core.people is not None
+            assert mode.session(locks).core.points.people is not None
         assert recorder.take() == ONE * 2
         await held.release()  # acquired before anybody observed
         assert recorder.take() == []
@@ -397,7 +397,7 @@ async def test_an_interlock_reports_whether_it_was_made_before_the_switch_or_aft
     assert recorder.take() == []
     for locks in (before, after):
         session = mode.session(locks)
-        assert session.core.people is session.renewal.people is None
+        assert session.core.points.people is session.renewal.people is None
 
 
 async def test_an_observer_that_raises_breaks_no_lock(mode, clean, recorder, caplog):
@@ -492,7 +492,7 @@ async def test_grants_and_releases_are_logged_while_the_level_is_debug(mode, cle
     assert records[0].token == lease.token
     log.setLevel(logging.INFO)
     async with locks.lock("a"):  # a worker looks at the level while a lease is held
-        await until(lambda: mode.session(locks).core.people is None, within=5)
+        await until(lambda: mode.session(locks).core.points.people is None, within=5)
     assert GRANT_LOG not in observing.observers
 
 

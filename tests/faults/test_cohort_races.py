@@ -15,7 +15,7 @@ import interlock
 from harness.modes import wait_until
 from interlock import Deadlock, LeaseLost
 from interlock._client import cohorts
-from interlock._client import core as core_module
+from interlock._client import holding as holding_module
 from interlock._client.grant import Grant
 
 rule = pytest.mark.rule
@@ -99,13 +99,13 @@ def test_two_threads_that_release_one_lease_do_not_release_the_next_section(worl
 @rule(2)
 def test_a_command_of_a_section_that_has_passed_on_does_not_run_in_the_next_one(world, monkeypatch, clean):
     lease, stop = world.locks.lock("a").acquire(), Stop()
-    encode = core_module.ExecuteCall
+    encode = holding_module.ExecuteCall
 
     def slowly(*args):
         stop()
         return encode(*args)
 
-    monkeypatch.setattr(core_module, "ExecuteCall", slowly)
+    monkeypatch.setattr(holding_module, "ExecuteCall", slowly)
     command = world.threads.submit(lease.execute, "SET", "data", "late", keys=["data"])
     assert stop.reached.wait(10)
     call = world.comes()

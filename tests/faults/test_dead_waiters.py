@@ -95,7 +95,7 @@ async def test_an_undo_skips_dead_waiters_without_a_pause(mode, clean):
     clean.hset(waiters, mapping={f"dead/{i}": f"{i} 3000 0 nowhere" for i in range(5_000)})
     clean.pexpire(queue, 60_000)
     clean.pexpire(waiters, 60_000)
-    mode.session(locks).core.release_in_background(lease._grant)
+    mode.session(locks).core.giving_back.in_background(lease._grant)
     await until(lambda: not clean.exists(queue, waiters), within=20)  # of the 39 s that pauses would take
 
 

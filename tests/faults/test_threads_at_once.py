@@ -74,7 +74,7 @@ def test_threads_that_re_enter_a_lease_at_once_are_counted(server, clean):
 def test_requests_of_several_threads_about_one_lease_are_counted(server, clean):
     with interlock.Interlock(server.url) as locks, locks.lock("a") as lease:
         at_once(lambda: [lease.execute("PING", keys=[]) for _ in range(20)])
-        count = lease._core._count_unanswered
+        count = lease._core.holding._count_unanswered
         at_once(lambda: [count(lease._grant.hold, by) for by in (1, -1) * 500])
         assert lease._grant.hold.unanswered == 0
 

@@ -290,7 +290,7 @@ PLANTS = {
     ),
     "a command that is unanswered does not count": (
         "cohort", "a command", "a command of the section with fence 0 ran in a later section of the same lease",
-        ("_client/core.py", "            hold.unanswered += by\n", "            pass\n"),
+        ("_client/holding.py", "            hold.unanswered += by\n", "            pass\n"),
     ),
     "nobody gives back a lease that ends before its section": (
         "cohort", "stops, release()", "is left in the server",

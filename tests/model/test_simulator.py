@@ -26,6 +26,7 @@ from interlock import aio
 from interlock._client import cohort as _cohort
 from interlock._client import cohorts as _cohorts
 from interlock._client import core as _core
+from interlock._client import holding as _holding
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy
 from interlock._client import renewal as _renewal
@@ -365,7 +366,7 @@ def a_wake_without_check(monkeypatch):
 
 
 def an_execute_that_is_sent_again(monkeypatch):
-    execute = _core.Core.execute
+    execute = _holding.Holding.execute
 
     async def stubborn(self, *args):
         try:
@@ -373,7 +374,7 @@ def an_execute_that_is_sent_again(monkeypatch):
         except Unavailable:
             return await execute(self, *args)
 
-    monkeypatch.setattr(_core.Core, "execute", stubborn)
+    monkeypatch.setattr(_holding.Holding, "execute", stubborn)
 
 
 IN_PYTHON = {

@@ -13,6 +13,7 @@ from interlock._client import cohort, renewal, waiting
 from interlock._client.cohorts import Cohorts
 from interlock._client.core import Core
 from interlock._client.grant import Grant
+from interlock._client.holding import Holding
 from interlock._client.renewal import Renewal
 from interlock._protocol.timing import FOREVER
 from interlock._quarantine.history import ServerHistory
@@ -181,7 +182,7 @@ def a_cohort_has_no_budget(monkeypatch):
 
 
 def a_cohort_passes_beside_an_unanswered_request(monkeypatch):
-    monkeypatch.setattr(Core, "_count_unanswered", lambda *_: None)
+    monkeypatch.setattr(Holding, "_count_unanswered", lambda *_: None)
 
 
 def a_cohort_passes_after_its_deadline(monkeypatch):

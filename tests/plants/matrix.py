@@ -11,7 +11,7 @@ from typing import Final
 from plants.nets import Histories, Search, Simulator, Tests, Walk
 from plants.plant import Change, Plant
 
-REQUESTS = "_client/requests.py"
+REQUESTS, HOLDING = "_client/requests.py", "_client/holding.py"
 CORE, RENEWAL, GRANT = "_client/core.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
@@ -223,7 +223,7 @@ KNOWN: Final = (
         "extend() counts from its reply",
         (
             Change(
-                CORE,
+                HOLDING,
                 "        hold.extend_deadline(sent, ttl, self.server.drift)\n        self.renewal.reschedule(hold)\n",
                 "        hold.extend_deadline(self.runtime.now(), ttl, self.server.drift)\n"
                 "        self.renewal.reschedule(hold)\n",

@@ -210,14 +210,14 @@ class LeaseCore(WatchedCore):
         if self._leaves_inner():
             return self.state not in _ENDED
         try:
-            return await self._core.release(self._grant)
+            return await self._core.holding.release(self._grant)
         except RuntimeError as error:
             self._check_loop(error)
             raise
 
     async def _extend(self, ttl: float) -> None:
         try:
-            await self._core.extend(self._grant, ttl)
+            await self._core.holding.extend(self._grant, ttl)
         except ConfigError as error:
             raise self._named(error) from None
         except RuntimeError as error:
@@ -229,7 +229,7 @@ class LeaseCore(WatchedCore):
     ) -> Reply:
         try:
             check_command(command, keys)
-            reply: Reply = await self._core.execute(self._grant, command, args, keys)
+            reply: Reply = await self._core.holding.execute(self._grant, command, args, keys)
         except ConfigError as error:
             raise self._named(error) from error.__cause__
         except RuntimeError as error:
@@ -266,7 +266,7 @@ class LeaseCore(WatchedCore):
                 whole._on_end()
 
     def _leave(self, error: BaseException | None) -> Coroutine[Any, Any, None]:
-        return self._leave_inner(error) if self._leaves_inner() else self._core.exit_section(self._grant, error)
+        return self._leave_inner(error) if self._leaves_inner() else self._core.holding.exit_section(self._grant, error)
 
     async def _leave_inner(self, error: BaseException | None) -> None:
         if error is None and self.state is LeaseState.LOST:
@@ -317,7 +317,7 @@ class LeaseCore(WatchedCore):
 
     def _abandon(self) -> AutoResetEvent | None:
         """Give it back in the background, since nobody will use it. The event is set when that is done."""
-        return None if self._leaves_inner() else self._core.release_in_background(self._grant)
+        return None if self._leaves_inner() else self._core.giving_back.in_background(self._grant)
 
     def _holds(self) -> Any:
         """How often it is held now: what `_release_in_background` compares."""
@@ -336,9 +336,9 @@ class LeaseCore(WatchedCore):
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
             return  # else it was lost before its body: what a revocation left in the server is for the next one
         if later:
-            self._core.release_later(self._grant)
+            self._core.giving_back.later(self._grant)
         else:
-            self._core.release_in_background(self._grant)
+            self._core.giving_back.in_background(self._grant)
 
     def __repr__(self) -> str:
         renewed = self._grant.attempt.options.renew
@@ -352,7 +352,7 @@ class LeaseCore(WatchedCore):
         if grant.hold.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
             return
         if grant.in_with:  # its section is garbage as well, and may be finalized later than this
-            self._core.release_later(grant)
+            self._core.giving_back.later(grant)
         else:
             self._core.renewal.drop(grant)
             warnings.warn(dropped_text(grant, now), ResourceWarning, source=self, stacklevel=2)

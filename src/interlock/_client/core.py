@@ -27,15 +27,16 @@ from interlock._client import grant as grant_module
 from interlock._client.cohort import RESERVED
 from interlock._client.error_texts import (
     DRIVER_UNANSWERED,
-    ENDED_BEFORE_RELEASE,
     HEARTBEATS_UNANSWERED,
     WAIT_ADVICE,
     BusyError,
     busy_error,
-    execute_error,
     reply_error,
 )
-from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts, tombstone_ms
+from interlock._client.giving_back import GivingBack
+from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts
+from interlock._client.holding import Holding
+from interlock._client.people import Points
 from interlock._client.places import NOT_THE_USERS, line_of
 from interlock._client.requests import Question, Requests, closed_error, was_unanswered
 from interlock._client.self_wait import (
@@ -49,7 +50,6 @@ from interlock._client.self_wait import (
 )
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
-from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
@@ -59,48 +59,36 @@ from interlock._protocol.timing import (
     TRY_FOR,
     TRY_PROOF_TIMEOUT,
     UNDO_GRACE,
-    capped_ttl,
     margin,
 )
 from interlock._protocol.types import (
-    AutoResetEvent,
     Disconnected,
     Resource,
     Server,
-    ServerError,
     Stopped,
     TokenSpent,
 )
-from interlock.errors import AcquireTimeout, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
+from interlock.errors import AcquireTimeout, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.lock import ReserveCall, ReserveReply
 from interlock.primitives.messages import (
     NO_BOUND,
     NO_WAITING,
     Busy,
-    ExecuteCall,
-    ExecuteReply,
-    Failed,
-    Gone,
     Granted,
     Queued,
     Refused,
-    RenewCall,
-    RenewReply,
     Retry,
-    Revoked,
     encode_acquire,
-    encode_release,
     lost_identity,
     parse_acquire,
-    reason_lost,
 )
 
 if TYPE_CHECKING:
     import weakref
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable
     from types import FrameType
 
-    from interlock._client.people import People, SayMore
+    from interlock._client.people import SayMore
     from interlock._client.renewal import Renewal
     from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
@@ -136,13 +124,13 @@ class Core:
         self.undo = undo
         self.process_id = process_id  # the beginning of each token: label, host, process
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
-        self.max_ttl = max_ttl  # seconds
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
         self.cohorts = renewal.cohorts
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
-        self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
-        self.people: People | None = None  # those to whom the core reports: None while nobody observes
+        self.points = Points()
+        self.giving_back = GivingBack(renewal, undo, self.points)
+        self.holding = Holding(self.requests, self.giving_back, max_ttl)
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder
         self.all_renewals = all_renewals  # of all clients in this process
         self.all_waits = all_waits  # the same: what their callers wait for
@@ -213,7 +201,7 @@ class Core:
         """
         server, resource, options = self.server, attempt.resource, attempt.options
         max_waiters = NO_WAITING if attempt.event is None else options.max_waiters
-        if (people := self.people) is not None and attempt.make_lease is not None:
+        if (people := self.points.people) is not None and attempt.make_lease is not None:
             people.begins(attempt, self.runtime.now())
         try:
             joins = self.has_cohorts and attempt.options.joins and attempt.timeout != 0
@@ -310,9 +298,9 @@ class Core:
                 return lease
             self.cohorts.drive_instead(grant)
             grant.hold.claim.in_doubt = True  # a request of it may be on its way
-            self.release_in_background(grant)
+            self.giving_back.in_background(grant)
         except BaseException:
-            self.release_in_background(grant)
+            self.giving_back.in_background(grant)
             raise
         return None
 
@@ -328,7 +316,7 @@ class Core:
         if grant.reason_ended(self.runtime.now()) is not None:
             return None
         attempt.event = None
-        if (people := self.people) is not None:
+        if (people := self.points.people) is not None:
             people.acquired(grant, self.runtime.now())
         return lease
 
@@ -421,7 +409,7 @@ class Core:
             last = better
             raise
         finally:
-            if (people := self.people) is not None:
+            if (people := self.points.people) is not None:
                 people.not_acquired(attempt, last, self.runtime.now())
 
     async def _undo_attempt(self, attempt: Attempt, error: BaseException) -> None:
@@ -430,7 +418,7 @@ class Core:
         The next caller of the cohort takes over what this one has asked for.
         """
         if attempt.options.joins and (passed := self.cohorts.leave(attempt)) is not None:
-            self.release_in_background(passed)
+            self.giving_back.in_background(passed)
         may_have_left = attempt.is_queued or attempt.in_doubt or attempt.was_granted or self.server.is_quorum
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
@@ -561,7 +549,7 @@ class Core:
                 self.waiters.unregister(attempt)
             else:
                 self.waiters.registered.pop(attempt.token, None)  # as unregister() does
-            if (people := self.people) is not None:
+            if (people := self.points.people) is not None:
                 people.acquired(grant, self.runtime.now())
         except BaseException:
             grant.end(Grant.RELEASED)
@@ -569,244 +557,9 @@ class Core:
             raise
         return lease
 
-    def release_in_background(self, grant: Grant) -> AutoResetEvent:
-        """Release in the background, since no caller will use the lease. The event is set when the undo is done.
-
-        It is never set if the lease belongs to another caller by now.
-        """
-        with self.runtime.mutex:
-            has_passed = grant.has_passed
-            grant.mark_released()
-        if has_passed:  # an interrupt came after that
-            undone = self.runtime.event()
-        else:
-            self.renewal.end(grant.hold)
-            undone = self.undo.add(grant.hold.claim)
-        if (people := self.people) is not None:
-            people.released(grant, self.runtime.now())
-        return undone
-
-    def release_later(self, grant: Grant) -> None:
-        """As `release_in_background`, without I/O and locks: a finalizer in any thread may call this."""
-        # First, since an interrupt may end the finalizer at any later step: the worker of ends then does the rest.
-        self.undo.from_finalizers.append(grant)
-        grant.end_reason = grant.end_reason or Grant.RELEASED
-
-    async def release(self, grant: Grant) -> bool:
-        """Release the lease. Returns whether this client still held the lease in the server.
-
-        Raises Unavailable if no server answers.
-        """
-        try:
-            now = self.runtime.now()
-            if self._passes_on(grant, now):
-                return True
-            grant.reason_ended(now)  # it may belong to the parent process
-        except BaseException:
-            self.release_in_background(grant)
-            raise
-        if grant.end_reason is not None:
-            if grant.end_reason not in {Grant.RELEASED, Grant.FORKED}:
-                # After a revocation the lock's key may still hold "!<token>": the undo hands the lock over at once.
-                self.undo.add(grant.hold.claim)
-            return False
-        return await self._release_held(grant, now)
-
-    def _passes_on(self, grant: Grant, now: float) -> bool:
-        """Pass the lease to the next caller of its cohort. Returns False if the lease must be released."""
-        if not (grant.attempt.options.joins and self.cohorts.pass_on(grant, now)):
-            return False
-        if (people := self.people) is not None:
-            people.released(grant, now)
-        return True
-
-    async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
-        """Release a lease that had not ended `now`. See release().
-
-        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Undo.leave`.
-        """
-        hold = grant.hold
-        attempt, is_ours = hold.claim, True
-        releasing = Question(attempt.resource)
-        try:
-            with self.runtime.mutex:
-                if grant.end_reason is not None or hold.grant is not grant:  # another thread was first
-                    is_ours = False
-                    return grant.end_reason == Grant.RELEASED or grant.has_passed
-                self.releasing[attempt.token] = attempt  # first: close() finds it here or among the held
-                grant.end_reason = Grant.RELEASED
-                hold.grant = None
-            grant.announce_release()
-            self.renewal.end(hold)
-            args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
-            if not waits and self.undo.leave(grant, args):
-                return True
-            until = FOREVER
-            if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
-                until = max(hold.deadline, now + 0.5)
-            was_ours = False
-            while True:
-                reply, _ = await self.requests.ask(releasing, args, until)
-                ours, again = reply  # a ReleaseReply, not built as one: each release would pay for that
-                was_ours |= bool(ours)  # the first reply counts: before the next, another client may release
-                if not again:
-                    # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
-                    # no reply, that copy may have released the lease, and another client its own lease since then.
-                    # Before the deadline nothing else ended the lease.
-                    return was_ours or (releasing.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
-        except BaseException as error:
-            if self.requests.closed and isinstance(error, ConfigError):  # close() releases the lease
-                return True
-            self.release_in_background(grant)
-            raise
-        finally:
-            attempt.in_doubt |= releasing.in_doubt
-            if is_ours:
-                self.releasing.pop(attempt.token, None)
-            if (people := self.people) is not None:
-                people.released(grant, now)
-
-    def _had_ended(self, grant: Grant, now: float) -> bool:
-        """Report that the server had the lease no more when the release arrived. Returns False."""
-        if (people := self.people) is not None:
-            people.lost(grant, ENDED_BEFORE_RELEASE, now)
-        return False
-
-    async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
-        """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
-
-        With `confirm=False` the release may be on its way when this returns: see `Undo.leave`.
-        If the server is away now, the body has still finished under a valid lease: no error is raised, the release
-        goes on in the background, and the lease runs out by itself.
-        """
-        why = None
-        try:
-            now = self.runtime.now()
-            why = grant.reason_ended(now)
-            if why == Grant.RELEASED:
-                return
-            if why is not None:
-                self.renewal.lose(grant, why)
-                await self.release(grant)
-            elif self._passes_on(grant, now) or await self._release_held(grant, now, waits=must_wait(grant, now)):
-                return
-        except LockError as failed:
-            if error is None and not isinstance(failed, Unavailable):
-                raise
-            log.warning("%s The release goes on in the background", failed, extra=grant.log_fields)
-            return
-        except BaseException:
-            self.release_in_background(grant)
-            raise
-        raise_or_chain(grant.error(why or ENDED_BEFORE_RELEASE), error)
-
-    async def extend(self, grant: Grant, ttl: float) -> None:
-        """Lengthen the lease to `ttl` seconds from now. Raises LeaseLost, or Unavailable if that is not certain."""
-        ttl = checked_ttl(ttl, self.max_ttl)
-        hold = grant.hold
-        self._begin_unanswered(grant)
-        # Not beyond max_hold: the server must not keep others out after the client has stopped relying on the lease.
-        ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
-        try:
-            call = RenewCall([(hold.token, str(int(ttl * 1000)))])
-            reply, sent = await self.requests.ask(
-                Question(hold.resource._replace(keys=hold.resource.renew_keys)),
-                call.encode(),
-                min(hold.deadline, self.runtime.now() + self.server.retry_for),
-            )
-        finally:  # also without a reply: the server may have extended the lease
-            hold.claim.extended_until = max(hold.claim.extended_until, self.runtime.now() + ttl)
-        (state,) = RenewReply.parse(reply).states
-        if isinstance(state, Gone | Revoked):
-            why = reason_lost(state)
-            self.renewal.lose(grant, why)
-            raise grant.error(why)
-        self._count_unanswered(hold, -1)  # only now: a lost lease must not pass on
-        if isinstance(state, Failed):  # a failed renewal is not a loss
-            why = state.cause.decode()
-            raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
-        if ended := grant.reason_ended(self.runtime.now()):
-            self.renewal.lose(grant, ended)
-            raise grant.error(ended)
-        hold.extend_deadline(sent, ttl, self.server.drift)
-        self.renewal.reschedule(hold)
-
-    async def execute(
-        self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
-    ) -> Any:
-        """Run one command in the server, only if this client still holds the lease there. Never sent twice.
-
-        Returns the reply to the command. Raises LeaseLost if the command was not run, Unavailable if no reply arrived.
-        Without `keys`, first asks the server which of the words are keys.
-        """
-        if self.server.is_quorum:
-            raise ConfigError(
-                f"{grant.resource}: execute() needs one server that decides and does it in one step, and a quorum has "
-                "none. Send the fence with what you write, or lock at that one server"
-            )
-        args = [execute_word(word, command) for word in words]
-        if keys is None:
-            keys = list[bytes](await self.requests.query(grant.resource, "keys", command, *args))
-        elif missing := [key for key in keys if key not in args]:
-            raise ConfigError(f"execute({command!r}): {missing[0]!r} is in keys, but not among the arguments")
-        # The lease stays with its section if there is no reply, since the command could run in a later one.
-        self._begin_unanswered(grant)
-        hold, resource = grant.hold, grant.resource
-        message = ExecuteCall(hold.token, command, args).encode()
-        try:
-            reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
-        except Disconnected as error:
-            done = "it may have run" if error.sent else "it was not sent"
-            raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
-        except ServerError as error:
-            self._count_unanswered(hold, -1)
-            raise execute_error(resource, self.server.display_url, command, str(error)) from None
-        ran, value = ExecuteReply.parse(reply)
-        if not ran:
-            why = f"it had ended in the server, where {command} was not run"
-            self.renewal.lose(grant, why)
-            raise grant.error(why)
-        self._count_unanswered(hold, -1)
-        return value
-
-    def _begin_unanswered(self, grant: Grant) -> None:
-        """Count a request about this lease that is about to be sent. Raises LeaseLost if the lease has ended."""
-        hold = grant.hold
-        self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
-        if why := grant.reason_ended(self.runtime.now()):
-            self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
-            raise grant.error(why)
-
-    def _count_unanswered(self, hold: Hold, by: int) -> None:
-        """Count the requests about this lease that have no reply yet, of any number of threads."""
-        with self.runtime.mutex:
-            hold.unanswered += by
-
-
-def must_wait(grant: Grant, now: float) -> bool:
-    """Whether the end of a `with` waits for the reply to its release, because of its option or of its lease."""
-    hold = grant.hold
-    return (
-        grant.attempt.options.confirm
-        or hold.claim.in_doubt
-        or hold.renewal_failing
-        or hold.deadline - now < hold.claim.options.ttl / 2
-    )
-
 
 def outer_error(attempt: Attempt, lost: LeaseLost) -> LeaseLost:
     """The error for a thread that waits no more, since the lease around its wait was revoked."""
     error = LeaseLost(f"{attempt.resource}: this thread waits for it no more, inside of a lost lease: {lost}")
     error.token, error.name = lost.token, lost.name
     return error
-
-
-def raise_or_chain(lost: LeaseLost, error: BaseException | None) -> None:
-    """Raise this, unless the body raised an error already: then chain it to that."""
-    if error is None:
-        raise lost
-    if isinstance(error, LeaseLost):
-        return
-    while error.__context__ is not None and error.__context__ is not lost:
-        error = error.__context__
-    error.__context__ = lost

@@ -86,7 +86,7 @@ async def together(
 def report_refusal(core: Core, requests: Sequence[Request], busy: AcquireTimeout) -> None:
     """Report to the observers, if there are any, that one of these resources was busy."""
     refused = [request for request in requests if request.resource.name == busy.name]
-    if (people := core.people) is not None and refused:
+    if (people := core.points.people) is not None and refused:
         attempt, now = core.attempt(refused[0].resource, refused[0].options, 0), core.runtime.now()
         people.begins(attempt, now)
         people.not_acquired(attempt, busy, now)

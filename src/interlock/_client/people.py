@@ -1,9 +1,9 @@
 """Where people are plugged in: what the client calls for them, and never asks. `_people` stands behind it.
 
-Theory. The core and the renewal have an attribute `people`, which is None while nobody observes. At each point below
-they look at it once, and call it if somebody does:
+Theory. What callers do is reported to `Points.people`, what workers do to `Renewal.people`. Both are None while nobody
+observes. Each point below looks at it once, and calls it if somebody does:
 
-    if (people := self.people) is not None:  # in one step: another thread may switch
+    if (people := self.points.people) is not None:  # in one step: another thread may switch
         people.released(grant, now)
 
 Rules. (1) Nothing is returned, so that no decision can depend on an observer. (2) No point is under the mutex, or in a
@@ -26,6 +26,15 @@ class SayMore(Protocol):
     """
 
     async def __call__(self, attempt: Attempt, error: AcquireTimeout, until: float) -> None: ...
+
+
+class Points:
+    """Where people are plugged in for the callers of one client: the core, its turns and its holding share it."""
+
+    __slots__ = ("people",)
+
+    def __init__(self) -> None:
+        self.people: People | None = None  # None while nobody observes
 
 
 class People(Protocol):

@@ -10,7 +10,7 @@ Rules.
  2. The worker repeats an undo until a reply arrives, or until nothing of the attempt can be left: the ttl of the lock,
     or the time that `extend` asked for, is over.
  3. A `with` leaves without waiting only while its lease is certainly alive, with half of its ttl left, and no request
-    of it is in doubt (`must_wait` in `core.py`): so only a revocation or a failing server can have ended it before.
+    of it is in doubt (`must_wait` in `holding.py`): so only a revocation or a failing server can have ended it before.
  4. A reply that the lease had ended is a loss, and the client reports it as any other; only the `with` raises nothing.
 """
 

@@ -154,7 +154,7 @@ class Session:
     def report(self) -> None:
         """Report to the observers from now on, or no more if there are none."""
         observes = bool(observer.observers)
-        self.core.people = BY_CALLERS if observes else None
+        self.core.points.people = BY_CALLERS if observes else None
         self.renewal.people = by_workers(self.reports) if observes else None
 
     def start_workers(self) -> None:
@@ -186,7 +186,7 @@ class Session:
         undone = self.undo.attempts()
         self.undo.left.clear()  # the second release is the one that counts: the reply to the first says nothing then
         dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
-        releasing = list(self.core.releasing.values())
+        releasing = list(self.core.holding.releasing.values())
         return [*(grant.hold.claim for grant in held), *dropped, *releasing, *waiting, *undone]
 
     async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
@@ -230,7 +230,7 @@ class Session:
         """
         if not self.renewal.held():
             open_sessions.discard(self)
-        left = [*self.undo.attempts(), *self.core.releasing.values()]
+        left = [*self.undo.attempts(), *self.core.holding.releasing.values()]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
             left.append(attempt)
