@@ -713,6 +713,22 @@ def test_who_confirms_after_the_record_was_evicted_leaves_no_limit_of_nothing(no
     assert world.acquire("c")[0] == GRANTED
 
 
+@rule(10)
+@pytest.mark.parametrize("confirms", [True, False], ids=["confirms a handover", "asks when it is free"])
+@pytest.mark.parametrize("ttl", [9_000, 3_600_000])
+def test_the_record_knows_the_ttl_of_a_waiter_and_outlives_its_lease(confirms, ttl):
+    world = World(limit=1)
+    world.acquire("a", ttl=1000)
+    world.acquire("b", ttl=ttl)
+    if confirms:
+        world.release("a")
+    else:
+        world.clock += 1.5
+    assert world.acquire("b", ttl=ttl)[0] == GRANTED
+    assert int(world.look(RECORD).split()[4]) == ttl
+    assert world.server.expires[RECORD] > world.live()[b"b"].ends + 150_000
+
+
 def test_one_key_of_a_wrong_type_does_not_stop_the_other_renewals():
     world = World()
     world.acquire("a")

@@ -124,13 +124,6 @@ local function update_record(holder)
   write_record(stored_holder or holder, channel or '-', tail, 0)
 end
 
--- Makes a record outlive a lease of `ttl` ms. A record may lack up to half of RECORD_TTL_MS. So most calls write
--- nothing, unless the lease was extended.
-local function extend_record(its_record, ttl)
-  local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
-  if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
-end
-
 -- Grants the lock for `ttl` ms. The record says `confirmed_ttl`, if the grant is a handover: its waiter will confirm it
 -- for so long. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The fence
 -- of a `once` is also the time at which the run began, so even a quorum must not count it up: without the identity of the

@@ -254,6 +254,7 @@ if verb == 'acquire' then
       last_ttl = ttl
       pcall(write_record)
     end
+    extend_record(RECORD, tonumber(ttl))
     hand_out_permits()  -- one call grants to MAX_PER_CALL waiters at most; their confirmations hand out the rest
     return {GRANTED, tonumber(held_fence)}
   end
@@ -289,6 +290,8 @@ if verb == 'acquire' then
   elseif tonumber(call('ZSCORE', HOLDERS, token)) < get_time_ms() + ttl then
     call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), token)
     extend_keys(get_time_ms() + ttl)
+    raise_recorded_ttl(RECORD, ttl)  -- the record has the handover ttl
+    extend_record(RECORD, tonumber(ttl))
   end
   dequeue(token)
   local _, held_fence = read_share(token)
@@ -347,10 +350,8 @@ elseif verb == 'renew' then
           extend_keys(get_time_ms() + ttl)
           call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), lease_token)
         end
-        -- The margin makes this write rare, except for a lease that was extended.
-        local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
         if #KEYS == 3 then raise_recorded_ttl(RECORD, ttl) end  -- an extension comes alone
-        if call('PTTL', RECORD) < min_record_ttl then call('PEXPIRE', RECORD, RECORD_TTL_MS + ttl) end
+        extend_record(RECORD, ttl)
         states[#states + 1] = GRANTED
       end
     end

@@ -52,6 +52,13 @@ local function raise_recorded_ttl(its_record, ttl)
   end
 end
 
+-- Makes a record outlive a lease of `ttl` ms. A record may lack up to half of RECORD_TTL_MS. So most calls write
+-- nothing, unless the lease was extended.
+local function extend_record(its_record, ttl)
+  local min_record_ttl = math.max(RECORD_TTL_MS, ttl + RECORD_TTL_MS / 2)
+  if call('PTTL', its_record) < min_record_ttl then call('PEXPIRE', its_record, RECORD_TTL_MS + ttl) end
+end
+
 -- Returns the fence after `fence`, and by how many ms that fence is ahead of the server's clock. `recorded` is the
 -- identity under which `fence` was granted. A fence is at least the clock in µs, so that it passes the fences of grants
 -- that this server has lost. The servers of a quorum count instead, so that all of them propose the same fence; a
