@@ -713,6 +713,24 @@ def test_who_confirms_after_the_record_was_evicted_leaves_no_limit_of_nothing(no
     assert world.acquire("c")[0] == GRANTED
 
 
+@rule(3, 7)
+@pytest.mark.parametrize("dead", [False, True], ids=["all live", "the head is dead"])
+def test_a_waiter_whose_record_was_evicted_waits_for_a_free_permit_no_longer(dead):
+    """Only a waiter knows the limit: the head must say it again."""
+    world = World(limit=1)
+    world.acquire("a")
+    if dead:
+        world.acquire("dead")
+        world.clock += 2
+    world.acquire("b")
+    world.blind().server.remove(RECORD)
+    world.clock += 2
+    assert world.release("a") == [1, 0]
+    assert world.heartbeat("b")[2] == RETRY
+    assert world.acquire("b")[0] == GRANTED
+    assert world.known_limit() == 1
+
+
 @rule(10)
 @pytest.mark.parametrize("confirms", [True, False], ids=["confirms a handover", "asks when it is free"])
 @pytest.mark.parametrize("ttl", [9_000, 3_600_000])

@@ -316,7 +316,9 @@ elseif verb == 'heartbeat' then
   return heartbeat(
     function()
       if hand_out_permits() == 1 then return MORE_DEAD_WAITERS end
-      return find_next_end(), apply_quarantine() > 0 or not is_readable
+      -- If the server has evicted the record, only the acquire of a waiter says the limit: the head must ask.
+      if is_readable and not limit and select(2, next_waiter(0)) == 1 then return MORE_DEAD_WAITERS end
+      return find_next_end(), apply_quarantine() > 0 or not limit
     end,
     is_holder
   )

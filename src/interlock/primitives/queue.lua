@@ -132,8 +132,9 @@ end
 
 -- The verb `heartbeat`: marks every waiter named in the message as alive. `hand_out_free` grants what is free, and
 -- returns a pttl or MORE_DEAD_WAITERS, and whether the head of the queue must send its acquire again: because of a
--- quarantine, which the head's client may be able to end by a proof, or because another version owns the record, which
--- acquire reports. `is_granted` says whether a token has been granted.
+-- quarantine, which the head's client may be able to end by a proof; because another version owns the record, which
+-- acquire reports; or because only acquire says what the script lacks. `is_granted` says whether a token has been
+-- granted.
 local function heartbeat(hand_out_free, is_granted)
   local channel, subscribed, states = ARGV[2], ARGV[3], {}
   local alive_until = string.format('%.0f', get_time_us() / 1000 + LIVENESS_MS)
