@@ -189,6 +189,7 @@ class Core:
         holder, _, _ = former.token.rpartition("/")
         attempt.token = f"{holder}/{os.urandom(16).hex()}"
         attempt.is_queued = attempt.in_doubt = attempt.was_granted = False
+        attempt.unanswered_since = FOREVER  # servers answered, even if the vote was split
 
     async def acquire(self, attempt: Attempt) -> Any:
         """Ask until the server grants the attempt, and return its lease.

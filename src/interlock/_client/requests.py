@@ -107,12 +107,15 @@ class Requests:
                 # With acks, the error may answer WAIT or WAITAOF, after the grant.
                 question.in_doubt |= acks is not None or may_have_written(str(error))
                 if not is_transient(str(error)):
+                    question.unanswered_since = FOREVER  # an error is an answer
                     raise server_error(resource, server.display_url, str(error)) from None
                 cause, stale = error, False
             except BaseException as error:
                 question.in_doubt = True  # cancelled or interrupted while the request was on its way
                 name_lock(error, resource)
                 raise
+            # Once more: a reply to a heartbeat, which arrived meanwhile, does not answer this request.
+            question.unanswered_since = min(question.unanswered_since, sent)
             retry_until = min(retry_until, sent + server.retry_for)
             pause = pause if stale else _next_pause(pause)
             await self._pause_before_retry(question, cause, pause, retry_until)
