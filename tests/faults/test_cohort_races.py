@@ -174,7 +174,7 @@ def acquired_and_revoked_while_the_next_asks(world, monkeypatch):
     """A lease that somebody revokes, once, while the caller to which it has passed asks for fences."""
     world.subscribe()
     lease = world.locks.lock("a", ttl=20).acquire()
-    reserve, once = world.core._reserve, [True]
+    reserve, once = world.core.turns._reserve, [True]
 
     async def slowly(grant):
         if once:
@@ -183,7 +183,7 @@ def acquired_and_revoked_while_the_next_asks(world, monkeypatch):
             wait_until(lambda: grant.end_reason)
         return await reserve(grant)
 
-    monkeypatch.setattr(world.core, "_reserve", slowly)
+    monkeypatch.setattr(world.core.turns, "_reserve", slowly)
     return lease
 
 

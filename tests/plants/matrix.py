@@ -116,7 +116,7 @@ FOUND: Final = (
     ),
     Plant(
         "a handler waits for ever for the acquire that it has interrupted",
-        (Change(CORE, "            if blocks(below):\n", "            if False:\n"),),
+        (Change("_client/self_wait.py", "            if blocks(below):\n", "            if False:\n"),),
         (Tests(("faults/test_handlers.py",), "names_both_lines", hangs=True),),
     ),
     Plant(

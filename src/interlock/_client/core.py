@@ -24,32 +24,26 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
-from interlock._client.cohort import RESERVED
 from interlock._client.error_texts import (
-    DRIVER_UNANSWERED,
     HEARTBEATS_UNANSWERED,
-    WAIT_ADVICE,
     BusyError,
     busy_error,
+    outer_error,
     reply_error,
 )
 from interlock._client.giving_back import GivingBack
 from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts
 from interlock._client.holding import Holding
 from interlock._client.people import Points
-from interlock._client.places import NOT_THE_USERS, line_of
-from interlock._client.requests import Question, Requests, closed_error, was_unanswered
+from interlock._client.places import NOT_THE_USERS
+from interlock._client.requests import Requests, closed_error, was_unanswered
 from interlock._client.self_wait import (
     LOOK_AFTER,
-    SelfWait,
+    SelfWaits,
     begins_alike,
     blocks_at_server,
-    find,
-    interrupted,
-    interrupts,
 )
-from interlock._protocol.lock_fields import lock_fields
-from interlock._protocol.log import log
+from interlock._client.turns import Turns
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
@@ -69,7 +63,6 @@ from interlock._protocol.types import (
     TokenSpent,
 )
 from interlock.errors import AcquireTimeout, Deadlock, LeaseLost, LockError, Unavailable
-from interlock.primitives.lock import ReserveCall, ReserveReply
 from interlock.primitives.messages import (
     NO_BOUND,
     NO_WAITING,
@@ -126,13 +119,14 @@ class Core:
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
-        self.cohorts = renewal.cohorts
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.points = Points()
         self.giving_back = GivingBack(renewal, undo, self.points)
         self.holding = Holding(self.requests, self.giving_back, max_ttl)
+        self.cohorts = renewal.cohorts
+        self.self_waits = SelfWaits(renewal, all_renewals)
+        self.turns = Turns(self.requests, self.cohorts, self.giving_back, self.self_waits, self._begin_section)
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder
-        self.all_renewals = all_renewals  # of all clients in this process
         self.all_waits = all_waits  # the same: what their callers wait for
 
     def attempt(
@@ -206,7 +200,7 @@ class Core:
             people.begins(attempt, self.runtime.now())
         try:
             joins = self.has_cohorts and attempt.options.joins and attempt.timeout != 0
-            if joins and not self.cohorts.join(attempt) and (lease := await self._wait_for_turn(attempt)) is not None:
+            if joins and not self.cohorts.join(attempt) and (lease := await self.turns.wait(attempt)) is not None:
                 return lease
             # As Waiters.register() does (this is the hot path). Before the first request, so that no push can be early.
             self.waiters.registered[attempt.token] = attempt
@@ -243,128 +237,6 @@ class Core:
             await self._give_up(attempt, error)
             raise
 
-    async def _wait_for_turn(self, attempt: Attempt) -> Any:
-        """Wait in the cohort. Returns the lease that passed to this caller, or None if the caller is to ask the server.
-
-        Raises AcquireTimeout, Unavailable or Deadlock.
-        """
-        attempt.waits_since = arrived = now = self.runtime.now()
-        attempt.look_at = arrived + LOOK_AFTER if attempt.caller is not None else FOREVER
-        self._look_for_interrupted(attempt, lambda below: self.cohorts.is_before(below, attempt))
-        is_inside = self.cohorts.is_inside(attempt)
-        if is_inside:
-            self._look_for_own_section(attempt, arrived, warn=False)
-        while True:
-            if self.requests.closed:
-                raise closed_error(attempt.resource)
-            if attempt.outer_loss is not None:
-                raise outer_error(attempt, attempt.outer_loss)
-            if now >= attempt.until:
-                raise self._turn_timeout(attempt, arrived)
-            if now >= attempt.look_at:
-                attempt.look_at = FOREVER
-                self._look_for_own_section(attempt, arrived, warn=True)
-            assert attempt.event is not None
-            # Else it looks when the worker wakes it, after LOOK_AFTER: a timer of its own would cost each caller more.
-            await attempt.event.wait(min(attempt.until, attempt.look_at) if is_inside else attempt.until)
-            turn, now = self.cohorts.turn(attempt), self.runtime.now()
-            if turn is True:
-                break
-            if turn is not False:
-                if (lease := await self._take_turn(turn)) is not None:
-                    return lease
-                attempt.event.set()  # to look at once
-        self._begin_to_drive(attempt, arrived, now)
-        return None
-
-    def _begin_to_drive(self, attempt: Attempt, arrived: float, now: float) -> None:
-        """Prepare a caller that has waited in its cohort to ask the server.
-
-        Raises Unavailable if the caller that drove before has just given up, after as long a silence as this one would
-        wait for.
-        """
-        if attempt.caller is not None:
-            attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
-        if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
-            cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-            raise self.requests.unavailable(attempt, now, cause) from cause
-
-    async def _take_turn(self, grant: Grant) -> Any:
-        """Begin the section of a lease that has passed to this caller, or give it back: nobody else would.
-
-        Returns the lease; None if it has ended, and then this caller asks the server.
-        """
-        try:
-            if (lease := await self._begin_section(grant)) is not None:
-                return lease
-            self.cohorts.drive_instead(grant)
-            grant.hold.claim.in_doubt = True  # a request of it may be on its way
-            self.giving_back.in_background(grant)
-        except BaseException:
-            self.giving_back.in_background(grant)
-            raise
-        return None
-
-    async def _begin_section(self, grant: Grant) -> Any:
-        """Make the lease of a section whose turn has come. Returns None if the hold has ended before."""
-        attempt = grant.attempt
-        if grant.fence == 0 and not await self._reserve(grant):
-            return None
-        assert attempt.make_lease is not None
-        lease = attempt.make_lease(self, grant)
-        if self.requests.closed:
-            raise closed_error(attempt.resource)
-        if grant.reason_ended(self.runtime.now()) is not None:
-            return None
-        attempt.event = None
-        if (people := self.points.people) is not None:
-            people.acquired(grant, self.runtime.now())
-        return lease
-
-    async def _reserve(self, grant: Grant) -> bool:
-        """Ask the server for fences, and whether others wait. Returns False if it does not confirm the hold."""
-        hold, who = grant.hold, grant.attempt
-        message = ReserveCall(hold.token, who.ttl_ms, str(RESERVED)).encode()
-        asking = Question(hold.resource)
-        try:
-            raw, sent = await self.requests.ask(asking, message, min(who.until, hold.deadline))
-        except Unavailable:
-            who.unanswered_since = min(who.unanswered_since, asking.unanswered_since)
-            return False
-        reply = ReserveReply.parse(raw)
-        if reply.fence:
-            hold.extend_deadline(sent, hold.ttl, self.server.drift)
-            self.cohorts.reserved(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
-        return reply.fence > 0
-
-    def _look_for_interrupted(self, attempt: Attempt, blocks: Callable[[Attempt], bool]) -> None:
-        """Raise Deadlock if this call, in a signal handler or a finalizer, has interrupted what it is to wait for.
-
-        So does a call that has interrupted a step under the mutex, for which all other threads and the renewal wait.
-        """
-        if attempt.should_stop is not None:
-            return
-        for below in interrupted(attempt):
-            if blocks(below):
-                raise interrupts(attempt, f"is just acquiring or releasing it, at {line_of(below.place)}")
-        if self.runtime.holds_mutex():
-            raise interrupts(attempt, "is in a step of interlock for which all its other threads wait")
-
-    def _look_for_own_section(self, attempt: Attempt, arrived: float, *, warn: bool) -> None:
-        """Raise Deadlock, or log, if the caller of this attempt itself is in the section for which it waits."""
-        reply = self.cohorts.blocking(attempt, arrived)
-        if reply is not None:
-            self._look_for_self_wait(attempt, reply, warn=warn)
-
-    def _turn_timeout(self, attempt: Attempt, arrived: float) -> LockError:
-        """The error for a caller that waited in its cohort until its time was over."""
-        reply = self.cohorts.blocking(attempt, arrived)
-        if reply is not None:
-            return self._busy_error(attempt, reply)
-        attempt.unanswered_since = min(attempt.unanswered_since, arrived)
-        cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-        return self.requests.unavailable(attempt, self.runtime.now(), cause)
-
     @property
     def patient_timeout(self) -> float:
         """Seconds for a call that does not wait, but has to do more than one plain try."""
@@ -394,9 +266,9 @@ class Core:
             if last_queued is None or lost_identity(last_queued):
                 self._begin_to_wait(attempt, reply)
             if not await self._wait(attempt, reply):
-                raise self._timeout_error(attempt, self._busy_error(attempt, reply))
+                raise self._timeout_error(attempt, self.self_waits.busy_error(attempt, reply))
         elif isinstance(reply, Busy):
-            raise self._busy_error(attempt, reply)
+            raise self.self_waits.busy_error(attempt, reply)
         elif isinstance(reply, Refused):
             raise reply_error(attempt.resource, reply)
         # After a Retry the next request is due at once.
@@ -431,21 +303,7 @@ class Core:
             await undone.wait(grace_until)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
-            raise self._busy_error(attempt, attempt.last_queued) from error
-
-    def _busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
-        """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""
-        assert attempt.busy is not None
-        waits = isinstance(reply, Queued)
-        error = attempt.busy(attempt.resource, (attempt.timeout or 0) if waits else 0, reply)
-        if isinstance(error, AcquireTimeout) and (waits or begins_alike(attempt, reply)):
-            own = self._self_wait(attempt, reply)
-            if own is not None:
-                error.args = (f"{str(error).removesuffix(WAIT_ADVICE).rstrip('. ')}. {own.sentence()}",)
-        return error
-
-    def _self_wait(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
-        return find(attempt, reply, self.renewal, self.all_renewals)
+            raise self.self_waits.busy_error(attempt, attempt.last_queued) from error
 
     def _timeout_error(self, attempt: Attempt, busy: LockError) -> LockError:
         """The error for a waiter whose time is over: `busy` if the last reply still counts, else Unavailable."""
@@ -464,9 +322,11 @@ class Core:
         attempt.waits_since = min(attempt.waits_since, now)
         after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
         attempt.look_at = FOREVER if attempt.caller is None else now + after
-        self._look_for_interrupted(attempt, lambda below: blocks_at_server(attempt, reply, below, self.renewal))
+        self.self_waits.look_for_interrupted(
+            attempt, lambda below: blocks_at_server(attempt, reply, below, self.renewal)
+        )
         if begins_alike(attempt, reply):
-            self._look_for_self_wait(attempt, reply, warn=False)
+            self.self_waits.look(attempt, reply, warn=False)
 
     async def _wait(self, attempt: Attempt, reply: Queued) -> bool:
         """Wait until there is a reason to ask again. Returns False if the time is over.
@@ -474,7 +334,7 @@ class Core:
         Raises Stopped; Deadlock if the caller waits for itself; LeaseLost as `end_waits` says.
         """
         if attempt.outer_loss is not None:
-            raise outer_error(attempt, attempt.outer_loss)
+            raise outer_error(attempt.resource, attempt.outer_loss)
         now, should_stop, polls = self.runtime.now(), attempt.should_stop, attempt.options.polls
         poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
         ask_at = now + reply.pttl_ms / 1000 if polls and reply.is_head else FOREVER
@@ -489,12 +349,12 @@ class Core:
                 raise Stopped
             if now >= attempt.look_at:
                 attempt.look_at = FOREVER
-                self._look_for_self_wait(attempt, reply, warn=True)
+                self.self_waits.look(attempt, reply, warn=True)
             poll = FOREVER if should_stop is None else now + STOP_POLL_INTERVAL
             assert attempt.event is not None  # the attempt waits
             woken = await attempt.event.wait(min(attempt.until, attempt.look_at, poll, ask_at))
         if attempt.outer_loss is not None:
-            raise outer_error(attempt, attempt.outer_loss)
+            raise outer_error(attempt.resource, attempt.outer_loss)
         return woken
 
     def end_waits(self, callers: Collection[object], lost: LeaseLost) -> None:
@@ -508,13 +368,19 @@ class Core:
                 attempt.outer_loss = lost
                 event.set()
 
-    def _look_for_self_wait(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:
-        """Raise Deadlock if the caller waits for itself for ever. If another may end the wait: log that, to `warn`."""
-        own = self._self_wait(attempt, reply)
-        if own is not None and own.is_deadlock():
-            raise own.error()
-        if own is not None and warn:
-            log.warning("%s", own.warning(), extra=lock_fields(attempt.resource, token=attempt.token))
+    def _begin_section(self, grant: Grant) -> Any:
+        """Make the lease of a caller to which a hold has passed. Returns None if the hold has ended before."""
+        attempt = grant.attempt
+        assert attempt.make_lease is not None
+        lease = attempt.make_lease(self, grant)
+        if self.requests.closed:
+            raise closed_error(attempt.resource)
+        if grant.reason_ended(self.runtime.now()) is not None:
+            return None
+        attempt.event = None
+        if (people := self.points.people) is not None:
+            people.acquired(grant, self.runtime.now())
+        return lease
 
     def lease_from_grant(self, attempt: Attempt, fence: int, sent: float) -> Any:
         """Make the lease of a grant, start its renewal, and unregister its waiter.
@@ -557,10 +423,3 @@ class Core:
             self.renewal.remove(hold)
             raise
         return lease
-
-
-def outer_error(attempt: Attempt, lost: LeaseLost) -> LeaseLost:
-    """The error for a thread that waits no more, since the lease around its wait was revoked."""
-    error = LeaseLost(f"{attempt.resource}: this thread waits for it no more, inside of a lost lease: {lost}")
-    error.token, error.name = lost.token, lost.name
-    return error

@@ -229,3 +229,10 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         if word in text:
             return about(subject, error(f"{subject} at {url}: {advice} [{shown}]"))
     return about(subject, LockError(f"{subject} at {url}: the server refused [{shown}]"))
+
+
+def outer_error(resource: Resource, lost: LeaseLost) -> LeaseLost:
+    """The error for a thread that waits no more, since the lease around its wait was revoked."""
+    error = LeaseLost(f"{resource}: this thread waits for it no more, inside of a lost lease: {lost}")
+    error.token, error.name = lost.token, lost.name
+    return error

@@ -17,12 +17,15 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._client.error_texts import about
+from interlock._client.error_texts import WAIT_ADVICE, about
 from interlock._client.grant import Attempt, Grant, Hold
 from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
+from interlock._protocol.lock_fields import lock_fields
+from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
-from interlock.errors import Deadlock
+from interlock.errors import AcquireTimeout, Deadlock
 from interlock.primitives.kinds import kind_named
+from interlock.primitives.messages import Queued
 from interlock.primitives.permits import PermitArgs
 
 if TYPE_CHECKING:
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from interlock._client.places import Place
     from interlock._client.renewal import Renewal
     from interlock._protocol.types import Resource
-    from interlock.primitives.messages import Busy, Queued
+    from interlock.errors import LockError
+    from interlock.primitives.messages import Busy
 
 LOOK_AFTER: Final = 1.0  # seconds of waiting after which a waiter looks whether it waits for itself
 MAX_SEARCHED: Final = 1000  # leases of a client that a waiter for permits looks through: about 0.5 ms
@@ -192,3 +196,47 @@ def _are_too_many(attempt: Attempt, held: Sequence[Grant | Attempt]) -> bool:
     args = [grant.resource.acquire_args for grant in held]
     taken = sum(int(each.permits) for each in args if isinstance(each, PermitArgs))
     return taken + int(attempt.resource.acquire_args.permits) > int(attempt.resource.acquire_args.limit)
+
+
+class SelfWaits:
+    """Where the callers of one client look whether they wait for themselves, and what they do then."""
+
+    def __init__(self, renewal: Renewal, all_renewals: Callable[[], Iterable[Renewal]]) -> None:
+        self.runtime = renewal.runtime
+        self.renewal = renewal
+        self.all_renewals = all_renewals  # of all clients in this process
+
+    def look_for_interrupted(self, attempt: Attempt, blocks: Callable[[Attempt], bool]) -> None:
+        """Raise Deadlock if this call, in a signal handler or a finalizer, has interrupted what it is to wait for.
+
+        So does a call that has interrupted a step under the mutex, for which all other threads and the renewal wait.
+        """
+        if attempt.should_stop is not None:
+            return
+        for below in interrupted(attempt):
+            if blocks(below):
+                raise interrupts(attempt, f"is just acquiring or releasing it, at {line_of(below.place)}")
+        if self.runtime.holds_mutex():
+            raise interrupts(attempt, "is in a step of interlock for which all its other threads wait")
+
+    def look(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:
+        """Raise Deadlock if the caller waits for itself for ever. If another may end the wait: log that, to `warn`."""
+        own = self._find(attempt, reply)
+        if own is not None and own.is_deadlock():
+            raise own.error()
+        if own is not None and warn:
+            log.warning("%s", own.warning(), extra=lock_fields(attempt.resource, token=attempt.token))
+
+    def busy_error(self, attempt: Attempt, reply: Queued | Busy) -> LockError:
+        """The error for a caller that did not get the resource. It says so if the caller itself holds the resource."""
+        assert attempt.busy is not None
+        waits = isinstance(reply, Queued)
+        error = attempt.busy(attempt.resource, (attempt.timeout or 0) if waits else 0, reply)
+        if isinstance(error, AcquireTimeout) and (waits or begins_alike(attempt, reply)):
+            own = self._find(attempt, reply)
+            if own is not None:
+                error.args = (f"{str(error).removesuffix(WAIT_ADVICE).rstrip('. ')}. {own.sentence()}",)
+        return error
+
+    def _find(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
+        return find(attempt, reply, self.renewal, self.all_renewals)
