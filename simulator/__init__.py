@@ -35,7 +35,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       faults         the effect of each fault;  outages: servers that restart and fail over
       later          a later version of interlock that shares the server
     judgement
-      invariants/    the rules that must hold at every instant, with their numbers
+      invariants/    the rules that must hold at every instant, S1 to S14
       shrinking      from a failing seed to the smallest run that still fails
     many runs
       coverage       which events met claims in which states, in all runs

@@ -56,13 +56,13 @@ class Shrunk:
         events = [
             *((section.when, f"{section.name}: {section.text}") for section in self.sections),
             *((fault.when, str(fault)) for fault in self.faults),
-            *((violation.when, f"rule {violation.rule}: {violation.text}") for violation in self.report.violations),
+            *((violation.when, f"rule S{violation.rule}: {violation.text}") for violation in self.report.violations),
         ]
         before, clients = self.original, ", ".join(self.clients) or "nobody"
         about = f"seed {before.seed} ({before.subject}, {before.profile})"
         workers = {section.worker for section in self.original.sections}
         return [
-            f"{about} breaks rule {self.rule}, shrunk in {self.tries} runs:",
+            f"{about} breaks rule S{self.rule}, shrunk in {self.tries} runs:",
             f"  before: {len(before.sections)} sections of {len(workers)} workers, {len(before.faults)} faults",
             f"  now: {len(self.sections)} sections of {clients}, {len(self.faults)} faults, {self.report.end:.3f} s",
             *(f"{when:12.6f}  {text}" for when, text in sorted(events, key=lambda event: event[0])),
@@ -87,7 +87,7 @@ def shrink(
     broken = [violation for violation in original.violations if rule in {None, violation.rule}]
     if not broken:
         about = f"seed {seed} ({original.subject}, {original.profile})"
-        raise ValueError(f"{about} breaks no rule" + (f" {rule}" if rule else ""))
+        raise ValueError(f"{about} breaks no rule" + (f" S{rule}" if rule else ""))
     search = _Search(original, broken[0].rule, lua, tries)
     sections = [section for section in original.sections if section.when <= broken[0].when]
     faults = [fault.name for fault in original.faults if fault.when <= broken[0].when]

@@ -114,7 +114,7 @@ class Worker:
         return None
 
     def _check_duration(self, what: str, timeout: float | None, undo_graces: int, took: float) -> None:
-        """Check rule 4: the timeout bounds the call."""
+        """Check S4: the timeout bounds the call."""
         bound = math.inf if timeout is None else timeout + undo_graces * UNDO_GRACE
         if timeout == 0:
             bound += TRY_FOR if what in {"acquire", "wait"} else IO_TIMEOUT
@@ -122,7 +122,7 @@ class Worker:
             self.run.trace.violated(4, f"{what}(timeout={timeout}) took {took:.3f} s")
 
     def _check_refusal(self, what: str, undo_graces: int) -> None:
-        """Check rule 4: a call raises AcquireTimeout only if a server has answered lately."""
+        """Check S4: a call raises AcquireTimeout only if a server has answered lately."""
         # The longest silence begins before the first heartbeat is due. A round for other waiters has no reply then, so
         # this heartbeat waits for the end of that round. In the end the undo takes its time.
         longest = HEARTBEAT_INTERVAL + HEARTBEAT_TIMEOUT + ANSWER_COUNTS_FOR + undo_graces * UNDO_GRACE + SLACK

@@ -1,39 +1,39 @@
 """What must hold at every instant, watched from outside: in the server after each script, in clients after each event.
 
-Rules, by the numbers in violations.
- 1. `ensure()` would pass for at most one lease in the whole system; for a shared resource, for no more leases than the
-    resource allows (`ResourceModel.exclusion_error`). The same holds in the server, by its own clock; and the server
-    has every lease for which `ensure()` would pass.
- 2. Fences grow strictly in the order of grants; a write right after `ensure()` never has a fence that is too old.
- 3. After any script, no key is without a TTL, and the TTL of no record ends before the clock has reached its fence. No
-    grant is longer than its request, and no unconfirmed handover lasts longer than its handover ttl.
- 4. If there is room for the first live waiter, that waiter gets its grant in time; no acquire waits for ever; a timeout
-    bounds the call. A call reports that another attempt holds the resource only if a server has answered lately.
-    A waiter that acquires nothing (at a latch, a barrier, an election) gets its news in time. After a new subscription
-    each waiter asks at once.
- 5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended without a
-    lease is no holder and no waiter after a second; in the end server and clients are empty.
- 6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.
- 7. No client renews a lease that has ended.
- 8. A client reports a lost lease soon and once; a released lease never. It watches each lease that it holds, and gives
-    up none that is alive by its own clock and in the server. A revocation takes the grant that it finds: a
-    handover that its waiter has not confirmed, and not the grant that the waiter may get later under the same token.
- 9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed. Without faults
-    `ensure()` passes for as long as the server keeps the lease, but for the time of a trip.
-10. The API raises only exceptions of `interlock.errors`, and the log has no error.
-11. A client sends an `execute` once; the server runs it at most once and only while its lease holds; and the call never
-    reports otherwise.
-12. The rules of each subject, which only the subject can check.
-13. While leases that a server lost may last, the server grants nothing; it may confirm a lease to its holder.
-    A person ends a quarantine only by a message that names it, not by a message meant for another server.
-14. A lease passes from caller to caller of one process only while it is certainly alive and half of its ttl is left,
-    no renewal of it is due or has failed, no request of its user is unanswered, and no push has told of its revocation;
-    within the budget once others wait, and only by fresh words of the server.
+Rules, by the names that violations print. docs/rules.md lists planted bugs that break them.
+ S1. `ensure()` would pass for at most one lease in the whole system; for a shared resource, for no more leases than the
+     resource allows (`ResourceModel.exclusion_error`). The same holds in the server, by its own clock; and the server
+     has every lease for which `ensure()` would pass.
+ S2. Fences grow strictly in the order of grants; a write right after `ensure()` never has a fence that is too old.
+ S3. After any script, no key is without a TTL, and the TTL of no record ends before the clock has reached its fence. No
+     grant is longer than its request, and no unconfirmed handover lasts longer than its handover ttl.
+ S4. If there is room for the first live waiter, that waiter gets its grant in time; no acquire waits for ever; a
+     timeout bounds the call. A call reports that another attempt holds the resource only if a server has answered
+     lately. A waiter that acquires nothing (at a latch, a barrier, an election) gets its news in time. After a new
+     subscription each waiter asks at once.
+ S5. Nothing is left: a token that was taken back never holds again; with clean weather an attempt that ended without a
+     lease is no holder and no waiter after a second; in the end server and clients are empty.
+ S6. No later waiter overtakes a live waiter, unless the latter lost its subscription, so that no push can wake it.
+ S7. No client renews a lease that has ended.
+ S8. A client reports a lost lease soon and once; a released lease never. It watches each lease that it holds, and gives
+     up none that is alive by its own clock and in the server. A revocation takes the grant that it finds: a handover
+     that its waiter has not confirmed, and not the grant that the waiter may get later under the same token.
+ S9. A lease is alive when the caller gets it, and `ensure()` never passes again after it failed. Without faults
+     `ensure()` passes for as long as the server keeps the lease, but for the time of a trip.
+S10. The API raises only exceptions of `interlock.errors`, and the log has no error.
+S11. A client sends an `execute` once; the server runs it at most once and only while its lease holds; and the call
+     never reports otherwise.
+S12. The rules of each subject, which only the subject can check.
+S13. While leases that a server lost may last, the server grants nothing; it may confirm a lease to its holder. A person
+     ends a quarantine only by a message that names it, not by a message meant for another server.
+S14. A lease passes from caller to caller of one process only while it is certainly alive and half of its ttl is left,
+     no renewal of it is due or has failed, no request of its user is unanswered, and no push has told of its
+     revocation; within the budget once others wait, and only by fresh words of the server.
 
-A lease that was revoked by force is outside rule 1 and the second half of 2: its holder learns of the revocation later.
+A lease that was revoked by force is outside S1 and the second half of S2: its holder learns of the revocation later.
 The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and
-the first request is that of a client that started after the loss. Then rule 13 ends, too.
-Rule 2 begins anew if a server loses the grants that followed a quarantine which a person has ended: the fences of these
+the first request is that of a client that started after the loss. Then S13 ends, too.
+S2 begins anew if a server loses the grants that followed a quarantine which a person has ended: the fences of these
 grants were ahead of the clock by the rest of that quarantine, and the next server knows only its own clock.
 """
 

@@ -1,4 +1,4 @@
-"""Attempts: the requests of clients, and their possible remains. Rules 5, 7 and the client's half of 11."""
+"""Attempts: the requests of clients, and their possible remains. S5, S7 and the client's half of S11."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Attempt:
     confirmed: bool = False  # the client got the grant: it waits no longer
     ended: bool = False
     cleared: bool = False  # the server ran its release
-    exempt: bool = False  # from rule 1: revoked by force, or forgotten by all servers; its holder learns of that later
+    exempt: bool = False  # from S1: revoked by force, or forgotten by all servers; its holder learns of that later
     grant: Grant | None = None
 
     def certain(self) -> bool:
@@ -57,7 +57,7 @@ class Attempts:
         self.trace = trace
         self.group = group
         self.clean = clean  # whether every message arrives once and soon
-        self.check_rule_7 = True  # whether to check rule 7
+        self.check_s7 = True  # whether to check S7
         self.known: dict[bytes, Attempt] = {}
         self.resources: dict[bytes, ResourceModel] = {}  # by key
         self.queued: dict[bytes, dict[bytes, Attempt]] = {}  # those that were queued and have not ended, by key
@@ -75,9 +75,9 @@ class Attempts:
         self.queued[resource.key] = {}
 
     def check_renewals(self, batch: Sequence[Message]) -> None:
-        """Rule 7: check a renewal that the background task is about to send; a fault may still delay the request."""
+        """S7: check a renewal that the background task is about to send; a fault may still delay the request."""
         task = self.trace.world.current
-        if task is None or task.label != RENEWAL_WORKER or not self.check_rule_7:
+        if task is None or task.label != RENEWAL_WORKER or not self.check_s7:
             return  # a repeated extend() may overlap a release: the server refuses the extend
         for _, _, (verb, *rest) in batch:
             for token in rest[::2] if verb == "renew" else ():
@@ -135,7 +135,7 @@ class Attempts:
         return False
 
     def sweep(self) -> None:
-        """Rule 4: whoever waits in a cohort has somebody before it. A lease that was dropped ends within a second."""
+        """S4: whoever waits in a cohort has somebody before it. A lease that was dropped ends within a second."""
         before, now, self._behind_nobody = self._behind_nobody, self.trace.world.now, {}
         for process, session in self.sessions.items():
             core = session.core
@@ -152,7 +152,7 @@ class Attempts:
                 )
 
     def note_subscription(self, process: Process) -> None:
-        """Note that the server pushes to this process from now on. Rule 4: each of its waiters asks at once."""
+        """Note that the server pushes to this process from now on. S4: each of its waiters asks at once."""
         if not self.clean:
             return
         since, waiters = self.trace.world.now, self.sessions[process].waiters

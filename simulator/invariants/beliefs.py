@@ -1,4 +1,4 @@
-"""What a client believes of its leases, after each of its steps. Rules 1, 8 and 9, before anybody else is harmed.
+"""What a client believes of its leases, after each of its steps. S1, S8 and S9, before anybody else is harmed.
 
 Theory. Two holders at once are the harm, and a run seldom gets that far: somebody must want the lock in the
 milliseconds in which a client is wrong. So these checks compare each belief with the facts at the step that makes it:
@@ -81,7 +81,7 @@ class Beliefs:
         return heard_at is not None and heard_at >= self.granted_at(token)
 
     def check_ensured(self, process: Process, grant: Grant) -> None:
-        """Check rule 9 for a lease whose `ensure()` has just passed."""
+        """Check S9 for a lease whose `ensure()` has just passed."""
         if process.clock() >= grant.hold.deadline:
             self.trace.violated(9, f"ensure() has passed for {grant.token}, whose deadline is over")
 
@@ -109,7 +109,7 @@ class Beliefs:
                 self._check_watched(process, grant)
 
     def _check_deadline(self, attempt: Attempt, grant: Grant, until: float) -> None:
-        """Check rule 1: a client relies on a lease no longer than a majority of the servers keeps it.
+        """Check S1: a client relies on a lease no longer than a majority of the servers keeps it.
 
         `until`: the client's deadline, by the world's time.
         """
@@ -132,7 +132,7 @@ class Beliefs:
             self._check_not_early(grant, until, ends_at)
 
     def _check_not_early(self, grant: Grant, until: float, ends_at: float) -> None:
-        """Check the second half of rule 9."""
+        """Check the second half of S9."""
         earliest = ends_at - margin(ends_at - self.trace.world.now) - 2 * WAKE_TIME
         if until < earliest and grant.hold.deadline < grant.hold.max_hold_until and not self._is_asked(grant):
             self.trace.violated(9, f"{grant.token} is believed only until {until:.6f}, and lasts until {ends_at:.6f}")
@@ -158,7 +158,7 @@ class Beliefs:
         return grant.token in session.renewal.set_aside or self.attempts.unanswered[grant.token.encode()] > 0
 
     def _check_watched(self, process: Process, grant: Grant) -> None:
-        """Check rule 8: a client that knows of a revocation heeds it, and watches each of its leases."""
+        """Check S8: a client that knows of a revocation heeds it, and watches each of its leases."""
         if self.has_heard_of_revocation(process, grant.token.encode()):
             self.trace.violated(8, f"ensure() passes for {grant.token}, and a push has told of its revocation")
             grant.end("the simulator has reported the violation")

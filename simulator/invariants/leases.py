@@ -1,4 +1,4 @@
-"""Leases: those that clients hold and rely on. Rules 1, 8, 9 and the resource's half of 2."""
+"""Leases: those that clients hold and rely on. S1, S8, S9 and the resource's half of S2."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Leases:
             self.trace.violated(9, f"{grant.token} is returned though {grant.reason_ended(process.clock())}")
 
     def _check_fence(self, resource: ResourceModel, grant: Grant) -> None:
-        """Check rule 2 for the sections of a cohort, too, of which the server sees only what they reserve."""
+        """Check S2 for the sections of a cohort, too, of which the server sees only what they reserve."""
         token, server = grant.token.encode(), self.only_server
         record: bytes | None = server().find(resource.keys[1], bytes) if server is not None else None
         newest, before = self._newest.get(resource.key, (0, token))
@@ -110,7 +110,7 @@ class Leases:
                     )
 
     def after_step(self) -> None:
-        """Check rules 1 and 9 at every instant at which code can break them."""
+        """Check S1 and S9 at every instant at which code can break them."""
         if not self._close_look:
             return
         self._close_look = False
@@ -157,7 +157,7 @@ class Leases:
                 holds.remove(held)
 
     def _is_reported(self, held: Held) -> bool:
-        """Whether an ended lease needs no further report. Rule 8."""
+        """Whether an ended lease needs no further report. S8."""
         grant = held.grant
         if not held.process.alive or grant.lease is None or grant.lease() is None:
             return True

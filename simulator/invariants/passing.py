@@ -1,4 +1,4 @@
-"""A lease that passes from one caller of a process to the next, without a message. Rule 14.
+"""A lease that passes from one caller of a process to the next, without a message. S14.
 
 Theory. The server does not see a section that began because a lease passed on, so no state of the server shows a wrong
 one. These checks compare each such step with what the process has sent and received until then.

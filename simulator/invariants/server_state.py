@@ -1,4 +1,4 @@
-"""The state of the server after each script: holders and waiters. Rules 2 to 6, 12, and half of 11."""
+"""The state of the server after each script: holders and waiters. S2 to S6, S12, and half of S11."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class ServerState:
                 self._check_resource(self.seen[key], verb, by, sender=sender)
 
     def _check_ttls(self, server: Server, keys: Sequence[bytes], verb: bytes) -> None:
-        """Check rule 3."""
+        """Check S3."""
         if not server.data.keys() <= server.expires.keys():
             self.trace.violated(3, f"{server.data.keys() - server.expires.keys()} have no TTL after {verb!r}")
         for key in keys:
@@ -174,7 +174,7 @@ class ServerState:
                 self._check_record(self.seen[key], server, verb)
 
     def _check_record(self, seen: Seen, server: Server, verb: bytes) -> None:
-        """Check the second half of rule 3: else the next grant after the end of the record has a lower fence."""
+        """Check the second half of S3: else the next grant after the end of the record has a lower fence."""
         name = seen.resource.keys[1]
         record: bytes | None = server.find(name, bytes)
         if seen.resource.has_leases and record is not None:
@@ -192,14 +192,14 @@ class ServerState:
             self.trace.world.at(since + REVOCATION_TIME, lambda: self._check_holder_knows(lease, since, since))
 
     def _check_quarantine_named(self, seen: Seen, token: bytes, host: Host) -> None:
-        """Check rule 13: a revoke that ends a quarantine names that of this server, not of an earlier one."""
+        """Check S13: a revoke that ends a quarantine names that of this server, not of an earlier one."""
         here = f">{host.facts().identity}>".encode()
         quarantined = host is self.group.primary and self.trace.world.now < seen.quarantine_until
         if quarantined and token.startswith(QUARANTINE) and here not in token:
             self.trace.violated(13, f"{token!r} ends the quarantine of another server")
 
     def _check_holder_knows(self, token: bytes, revoked_at: float, since: float) -> None:
-        """Check rule 8: the holder of a lease that was revoked knows of that, a second after it could know, `since`."""
+        """Check S8: the holder of a lease that was revoked knows of that, a second after it could know, `since`."""
         attempt = self.attempts.known.get(token)
         if attempt is None or not attempt.process.alive or attempt.process.paused_until > since:
             return
@@ -231,7 +231,7 @@ class ServerState:
             self.attempts.note_execution(args[4].decode(), token, holds=token in holders and not holders[token].revoked)
 
     def _check_replies(self, asked: Sequence[tuple[Sequence[bytes], Sequence[bytes]]], replies: Sequence[Any]) -> None:
-        """Check rule 12. A quarantine refuses all attempts in the same way."""
+        """Check S12. A quarantine refuses all attempts in the same way."""
         for (of, words), answer in zip(asked, replies, strict=False):
             seen = self.seen.get(of[0])
             if seen is None or not self.trusted or (words[0] == b"acquire" and lost_identity(parse_acquire(answer))):
@@ -284,7 +284,7 @@ class ServerState:
                 seen.holders[token] = share
 
     def _check_none_given_up(self, seen: Seen, holders: dict[bytes, Share]) -> None:
-        """Check rule 1 in the server: it has every lease for which `ensure()` would pass."""
+        """Check S1 in the server: it has every lease for which `ensure()` would pass."""
         resource = seen.resource
         owners = {resource.owner_of(token) for token in holders}
         for token in seen.holders.keys() - holders.keys():
@@ -299,7 +299,7 @@ class ServerState:
     def _check_none_waits_for_itself(
         self, resource: ResourceModel, holders: dict[bytes, Share], present: dict[bytes, float]
     ) -> None:
-        """Check rule 4 in the queue."""
+        """Check S4 in the queue."""
         alive = live_shares(holders, self.server, surely=True)
         for token in present:
             if resource.waits_for_itself(token, alive):
@@ -322,7 +322,7 @@ class ServerState:
             self.attempts.known[token].exempt = True
         resource.note_grant(token, resource.read(server))
 
-    # Rule 13
+    # S13
 
     def _record_shows_loss(self, seen: Seen) -> bool:
         """Whether the record shows that leases may be lost: by a grant, or by an identity that a client remembered."""
@@ -343,7 +343,7 @@ class ServerState:
         return self.group.primary.facts().identity.encode()
 
     def _check_quarantine(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
-        """Check rule 13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
+        """Check S13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
         for token in live_shares(seen.holders, self.server, surely=True):
             mark, _, evidence = token.partition(b":")
             seen.loss_recorded |= mark == b"quarantine" and self._is_of_earlier_host(seen, evidence)
@@ -372,7 +372,7 @@ class ServerState:
     def _check_order(
         self, seen: Seen, token: bytes, holders: dict[bytes, Share], present: dict[bytes, float], by: Collection[bytes]
     ) -> None:
-        """Check rule 6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile.
+        """Check S6. A waiter that lost its subscription gets no push, so others may overtake it meanwhile.
 
         The waiter that asks gets the reply: nobody may overtake that one.
         """
@@ -426,7 +426,7 @@ class ServerState:
         return before == fence
 
     def _check_fence(self, seen: Seen, token: bytes, fence: int) -> None:
-        """Check rule 2."""
+        """Check S2."""
         if fence <= seen.fence:
             self.trace.violated(2, f"{token!r} got the fence {fence} after {seen.fence}")
         seen.fence = max(seen.fence, fence)
@@ -444,7 +444,7 @@ class ServerState:
                 4, f"a handover gave {token!r} {resource.name} {WAKE_TIME} s ago, and its client does not know"
             )
 
-    # Rule 4: the next waiter gets a free resource
+    # S4: the next waiter gets a free resource
 
     def _watch_head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> None:
         """In the quiet phase: note the next waiter, and since when there has been room for that waiter."""
@@ -571,7 +571,7 @@ def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:
 def in_quarantine(stamp: str, server: Server, resource: ResourceModel, marker: bytes | None) -> bool:
     """Whether the server may grant nothing yet to a client with this identity stamp, by the rules of quarantine.lua.
 
-    Rule 4 needs the answer, since a grant must happen in time.
+    S4 needs the answer, since a grant must happen in time.
     """
     if not resource.has_leases:
         return False

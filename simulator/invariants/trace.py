@@ -17,10 +17,11 @@ class Violation(NamedTuple):
 
     when: float
     rule: int
+    """Its number: 14 is S14 of `invariants/__init__.py`."""
     text: str
 
     def __str__(self) -> str:
-        return f"[{self.when:.6f}] rule {self.rule}: {self.text}"
+        return f"[{self.when:.6f}] rule S{self.rule}: {self.text}"
 
 
 class Trace:
@@ -43,7 +44,7 @@ class Trace:
         """Report the break of a rule."""
         if self.over:
             return
-        self.note("VIOLATION of rule %d: %s", rule, text)
+        self.note("VIOLATION of rule S%d: %s", rule, text)
         self.violations.append(Violation(self.world.now, rule, text))
         if len(self.violations) == MAX_VIOLATIONS or (self.plan is not None and rule == self.plan.rule):
             self.world.stopped = self.over = True

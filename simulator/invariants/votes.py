@@ -1,4 +1,4 @@
-"""The state of resources on several servers together: a majority decides about the holder. Rules 1 to 5 and 10.
+"""The state of resources on several servers together: a majority decides about the holder. S1 to S5 and S10.
 
 A single server may have any state; only the leases in clients count, and the fences of these leases.
 """
@@ -44,7 +44,7 @@ class Votes(ServerState):
         self._owners: dict[bytes, bytes] = {}  # the owner of the newest fence of each resource
         leases.on_lease = self._check_fence_of
         # A renewal goes to one server after the other, so some servers may still renew a lease that is being released.
-        attempts.check_rule_7 = False
+        attempts.check_s7 = False
 
     def executed(self, host: Host, sender: str, keys: Sequence[bytes], args: Sequence[bytes], reply: Any) -> None:
         """Check the rules after a script."""
@@ -101,7 +101,7 @@ class Votes(ServerState):
                 self._start_over(seen)
 
     def _check_fence_of(self, resource: ResourceModel, grant: Grant) -> None:
-        """Check rule 2: the fences of leases grow in the order in which clients get the leases."""
+        """Check S2: the fences of leases grow in the order in which clients get the leases."""
         seen, token = self.seen[resource.key], grant.token.encode()
         if self.attempts.known[token].exempt:
             return
@@ -113,7 +113,7 @@ class Votes(ServerState):
             seen.fence, self._owners[resource.key] = grant.fence, owner
 
     def sweep(self) -> None:
-        """Check rule 4: a waiter gets a resource that has no holder."""
+        """Check S4: a waiter gets a resource that has no holder."""
         now = self.trace.world.now
         if now <= self.quiet_since:
             return

@@ -62,7 +62,7 @@ class LockingSeveral(NamedTuple):
 
     @staticmethod
     def _check_none_held(worker: Worker) -> None:
-        """Check rule 12: after a failed acquire, `ensure()` passes for none of the locks."""
+        """Check S12: after a failed acquire, `ensure()` passes for none of the locks."""
         attempts, process = worker.run.monitor.attempts, worker.client.process
         for grant in worker.session.renewal.held():
             attempt = attempts.known[grant.token.encode()]

@@ -115,7 +115,7 @@ class ReadOrWrite(NamedTuple):
 
     @staticmethod
     async def _upgrade(worker: Worker, rwlock: aio.RWLock, lease: aio.Lease) -> None:
-        """Check rule 12: the client refuses an upgrade at once, without a message."""
+        """Check S12: the client refuses an upgrade at once, without a message."""
         if lease.remaining() == 0:
             return
         started = worker.now()

@@ -95,7 +95,7 @@ class ResourceModel:
         return False
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
-        """Rule 1: say why these leases must not be alive at once; None if they may be."""
+        """S1: say why these leases must not be alive at once; None if they may be."""
         return f"held by {' and by '.join(token.decode() for token in shares)}" if len(shares) > 1 else None
 
     def owner_of(self, token: bytes) -> bytes:
@@ -107,13 +107,13 @@ class ResourceModel:
         return True
 
     def news_due(self, _server: Server, _queued: Mapping[bytes, Attempt]) -> dict[Hashable, str]:
-        """Rule 4, where waiters acquire nothing: return each waiter that should have its news by now, and why."""
+        """S4, where waiters acquire nothing: return each waiter that should have its news by now, and why."""
         return {}
 
     def check_reply(
         self, _server: Server, _args: Sequence[bytes], _reply: Any, _before: Mapping[bytes, Share]
     ) -> str | None:
-        """Rule 12: say what is wrong with this reply, if these leases were alive before the message; else None."""
+        """S12: say what is wrong with this reply, if these leases were alive before the message; else None."""
         return None
 
 

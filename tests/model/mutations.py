@@ -53,4 +53,4 @@ def catch(rule, subject, profile, lua=str, first=0):
     for seed in range(first, first + 200):
         if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
             return seed
-    return pytest.fail(f"no seed from {first} to {first + 199} breaks rule {rule}")
+    return pytest.fail(f"no seed from {first} to {first + 199} breaks rule S{rule}")

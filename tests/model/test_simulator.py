@@ -195,7 +195,7 @@ def test_a_record_that_ends_before_its_fence_is_caught():
         report = simulate(seed, "set back", subject="lock", lua=forgotten_before_its_fence)
         if any(violation.rule == 3 for violation in report.violations):
             return
-    pytest.fail("no seed below 200 breaks rule 3")
+    pytest.fail("no seed below 200 breaks rule S3")
 
 
 @pytest.mark.rule(6)
@@ -332,7 +332,7 @@ def catch(rule, *, profiles, lua=str, subject="lock", first=0):
             broken = {violation.rule for violation in simulate(seed, lua=lua).violations}
             if rule in broken:
                 return seed
-    return pytest.fail(f"no seed below {ALL_SEEDS} breaks rule {rule}")
+    return pytest.fail(f"no seed below {ALL_SEEDS} breaks rule S{rule}")
 
 
 def a_deadline_counted_after_the_send(monkeypatch):
@@ -778,7 +778,7 @@ def test_shrinking_is_deterministic_and_tells_a_story():
     assert first.story == again.story
     assert first.report.fingerprint == again.report.fingerprint
     text = "\n".join(first.story)
-    assert all(name in text for name in ("rule 5", *first.clients, *(fault.name for fault in first.faults)))
+    assert all(name in text for name in ("rule S5", *first.clients, *(fault.name for fault in first.faults)))
     with pytest.raises(ValueError, match="breaks no rule"):
         shrink(seed)
 
@@ -852,7 +852,7 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
     assert f"scripts/simulate --seed {seed} --shrink" in out
     assert "1 of 1 runs broke a rule" in out
     assert cli.main(["--seed", str(seed), "--shrink"]) == 1
-    assert "VIOLATION of rule 5" in capsys.readouterr().out
+    assert "VIOLATION of rule S5" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ class Simulator(Net):
         where = f'"{self.profile}", {self.subject}'
         if said["seed"] is None:
             return False, f"{where}: {said['runs']} seeds"
-        return True, f"{where}, seed {said['seed']}, rule {said['rule']}"
+        return True, f"{where}, seed {said['seed']}, rule S{said['rule']}"
 
 
 @dataclass(frozen=True)
