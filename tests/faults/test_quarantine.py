@@ -1,4 +1,4 @@
-"""Rule 10: a server that may have forgotten leases grants nothing until all of them have run out.
+"""D10: a server that may have forgotten leases grants nothing until all of them have run out.
 
 Not here: the proofs and witnesses that end or begin a quarantine (test_quarantine_proofs.py), what holders and waiters
 see of a restart besides (test_outages.py).

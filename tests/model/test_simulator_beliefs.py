@@ -248,6 +248,21 @@ def a_quarantine_has_no_end(monkeypatch):
     monkeypatch.setattr(ServerHistory, "_first_stamp", later)
 
 
+def a_renewal_names_an_earlier_lease(monkeypatch):
+    once, message, first = Renewal._renew_once, renewal._renew_message, {}
+
+    async def remember(self, *args):
+        nonlocal first
+        first = vars(self).setdefault("first", {})
+        return await once(self, *args)
+
+    def outdated(holds, *args):
+        return message([first.setdefault(hold.resource.keys[0], hold) for hold in holds], *args)
+
+    monkeypatch.setattr(Renewal, "_renew_once", remember)
+    monkeypatch.setattr(renewal, "_renew_message", outdated)
+
+
 IN_PYTHON = {
     an_extension_counts_from_its_reply: (1, "lock", "slow link"),
     a_grant_counts_from_its_reply: (1, "lock", "short and long"),
@@ -266,11 +281,15 @@ IN_PYTHON = {
     nobody_asks_after_a_new_subscription: (8, "lock", "revoked in silence"),
     no_waiter_asks_after_a_new_subscription: (4, "lock", "crash"),
     a_failed_renewal_is_a_loss: (8, "lock", "slow"),
+    a_renewal_names_an_earlier_lease: (7, "lock", "slow"),
     a_quarantine_has_no_end: (4, "lock", "failover"),
 }
 IN_LUA = {
     "a quarantine that begins anew with each look": (
         4, "lock", "snapshot", replaced("since + wait + grace - get_time_us() / 1000", "wait + grace"),
+    ),
+    "a renewal that the server answers with an error": (
+        10, "lock", "slow", replaced("if call('PTTL', lock) < ttl then", "if call('NO_SUCH', lock) < ttl then"),
     ),
 }  # fmt: skip
 

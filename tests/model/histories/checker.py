@@ -20,7 +20,7 @@ How such a process reports losses, how long its calls take and which errors it r
 one hangs in the drain, nobody can tell whether those that hang beside it wait for what it holds.
 
 What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
-which a server's clock was stepped no exclusion is promised, only the fences are (rule 5). If such a step has stretched
+which a server's clock was stepped no exclusion is promised, only the fences are (D5). If such a step has stretched
 the life of a lease in the server, nobody can tell when those that wait for that lease get on.
 """
 
