@@ -2,11 +2,11 @@
 
 The text of `aio.py` stays as it is, comments, docstrings and order of lines included, but for these rules:
 
- 1. `async` goes, and `await x` becomes `run(x)`.
- 2. `Awaitable[X]` and `Coroutine[..., X]` become `X`, and the names in `NAMES` and the modules in `MODULES` others.
- 3. A method that waits gets the decorator `advising`: a call with wrong words raises an error that says the way out.
+(a) `async` goes, and `await x` becomes `run(x)`.
+(b) `Awaitable[X]` and `Coroutine[..., X]` become `X`, and the names in `NAMES` and the modules in `MODULES` others.
+(c) A method that waits gets the decorator `advising`: a call with wrong words raises an error that says the way out.
     In asyncio it has none, since a decorated `async def` would be no coroutine function for `inspect`.
- 4. What a comment `# for asyncio only` marks goes.
+(d) What a comment `# for asyncio only` marks goes.
 
 Then ruff removes the imports that are not used any more, sorts the others, and formats.
 """

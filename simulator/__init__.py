@@ -43,9 +43,9 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
     exhaustive/      other searches: every order of events within bounds, without seeds
 
 Rules.
- 1. The simulator patches only time, chance (random numbers, tokens) and the current task of interlock's modules.
- 2. Workers use the public API.
- 3. A profile under which a rule can't hold relaxes the rule by name, never by luck.
+(a) The simulator patches only time, chance (random numbers, tokens) and the current task of interlock's modules.
+(b) Workers use the public API.
+(c) A profile under which a rule can't hold relaxes the rule by name, never by luck.
 
 Modelled: delayed, lost, doubled and late messages; refused and broken connections; lost and doubled pushes; broken
 subscriptions; cancellations, pauses, crashes and closings at every await (before it, in it, at its end, and in the

@@ -3,9 +3,9 @@
 Theory. The main process deals out seeds in small shares to worker processes. Each returns a `Tally` for its share, and
 the main process adds the tallies. The processes share nothing else, so a run is the same in each process.
 
-Rules. (1) Ctrl-C ends the batch in a moment, and finished runs count. (2) A run that raises is a failure with its seed,
-and the other runs go on. (3) With one job all runs happen in this process, where a debugger and a profiler see them.
-(4) A batch with a time deals out no further share once the time is over; the shares that run then are finished.
+Rules. (a) Ctrl-C ends the batch in a moment, and finished runs count. (b) A run that raises is a failure with its seed,
+and the other runs go on. (c) With one job all runs happen in this process, where a debugger and a profiler see them.
+(d) A batch with a time deals out no further share once the time is over; the shares that run then are finished.
 """
 
 from __future__ import annotations

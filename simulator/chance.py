@@ -7,8 +7,8 @@ section of a worker, or else a quarter of a second. When a plan leaves out a fau
 faults stay the same. Shrinking depends on that.
 
 Rules.
- 1. No number depends on a name that counts events of other actors, or on Python's hash of a text.
- 2. Each number is drawn whether or not the run uses it: a fault that a plan rules out still draws its number.
+(a) No number depends on a name that counts events of other actors, or on Python's hash of a text.
+(b) Each number is drawn whether or not the run uses it: a fault that a plan rules out still draws its number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Processes and their coroutines, which run until they park on a `Future`.
 
 Rules.
- 1. A step runs a moment after its cause, as with threads and loops; chance decides which of several steps runs first.
- 2. A cancellation is an exception that is thrown into a parked coroutine, even if its reply has arrived already.
- 3. A *trap* springs at one of the three points of every await: `before_send`, before anything was sent; `park`, right
+(a) A step runs a moment after its cause, as with threads and loops; chance decides which of several steps runs first.
+(b) A cancellation is an exception that is thrown into a parked coroutine, even if its reply has arrived already.
+(c) A *trap* springs at one of the three points of every await: `before_send`, before anything was sent; `park`, right
     after; `wake`, when the awaited result has arrived and the coroutine has not run yet.
 """
 

@@ -7,9 +7,9 @@ messages that were sent in between. Pushes travel the same way, to the clients t
 publication.
 
 Rules.
- 1. The network does nothing that TCP rules out: a copy of a request never arrives after the client read the reply. An
+(a) The network does nothing that TCP rules out: a copy of a request never arrives after the client read the reply. An
     `execute`, which a client sends once only, has no copy.
- 2. The name of each fault names the sender of the message, so that a plan can leave the fault out of a repetition.
+(b) The name of each fault names the sender of the message, so that a plan can leave the fault out of a repetition.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ history of its writes (replid). Clients learn facts about a host by the same com
 ago (a snapshot, a disk that lags, a replica that lags), or no keys.
 
 Rules.
- 1. A connection ends with its host's process.
- 2. An isolated primary still answers some clients, until it notices that it has no replicas. Then it refuses all
+(a) A connection ends with its host's process.
+(b) An isolated primary still answers some clients, until it notices that it has no replicas. Then it refuses all
     writes, and in the end it replicates the new primary.
- 3. A primary whose machine stands still is replaced. When its machine goes on, it answers the delayed messages and all
+(c) A primary whose machine stands still is replaced. When its machine goes on, it answers the delayed messages and all
     clients that still have a connection, until it notices that it has no replicas.
 """
 

@@ -5,7 +5,7 @@ Leave out a half of the list, a quarter, ... one item, run the seed again, and k
 breaks the same rule. Leave out whole clients first, since each has many sections; then sections, then faults, and so on
 until every item is necessary. Every try ends at the first break of the rule, so shorter lists make shorter tries.
 
-Rules. (1) A try has only faults of the first run. (2) Sections and strikes keep their times, so the remaining ones
+Rules. (a) A try has only faults of the first run. (b) Sections and strikes keep their times, so the remaining ones
 overlap as before.
 """
 

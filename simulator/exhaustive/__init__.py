@@ -31,9 +31,9 @@ the first broken promise is also the one with the shortest story.
     stories   the searches that the suite makes, with their bounds
 
 Rules. In every state:
- 1. At most one client holds the lock.
- 2. The fences of successive grants grow.
- 3. If nothing happened for longer than a ttl, any majority would grant a new client a higher fence: nothing is stuck
+(a) At most one client holds the lock.
+(b) The fences of successive grants grow.
+(c) If nothing happened for longer than a ttl, any majority would grant a new client a higher fence: nothing is stuck
     for ever, and no fence is lost.
 
 How the number of states stays small, without leaving out a story:

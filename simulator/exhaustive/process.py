@@ -6,9 +6,9 @@ process runs, so that its timers fire. A process that the search gives no input 
 else reaches the process: it gets the time from its input, and counts where others draw random numbers.
 
 Rules that a process must keep by itself (the search judges all processes together):
- 1. A lease that the client renews is in the book of renewals, from its grant to its end: also one that has passed on.
- 2. A lease passes to the next caller only while it is certainly alive, and none of its requests is unanswered.
- 3. No worker fails.
+(a) A lease that the client renews is in the book of renewals, from its grant to its end: also one that has passed on.
+(b) A lease passes to the next caller only while it is certainly alive, and none of its requests is unanswered.
+(c) No worker fails.
 """
 
 from __future__ import annotations

@@ -7,16 +7,16 @@ messages may be slow, and how often a process may be stopped; so there are few s
 search may last many ticks. From each state the search tries every next event.
 
 Rules. In every state:
- 1. At most one section believes that it holds the lock.
- 2. The fence of each section is higher than all before.
- 3. A lease that the server has as well ends there no earlier than its holder believes. (A server that restarted may
+(a) At most one section believes that it holds the lock.
+(b) The fence of each section is higher than all before.
+(c) A lease that the server has as well ends there no earlier than its holder believes. (A server that restarted may
     know an earlier end, and then a quarantine keeps others out.)
- 4. No command of a section runs in a later section.
- 5. A process whose threads are idle, which takes back nothing, and of which nothing is on its way, has nothing in the
+(d) No command of a section runs in a later section.
+(e) A process whose threads are idle, which takes back nothing, and of which nothing is on its way, has nothing in the
     server. (A server that restarted may have an old token, which runs out.)
- 6. No process breaks a rule of its own: see `process`.
+(f) No process breaks a rule of its own: see `process`.
 In every state without a next event, and so on some way from every state:
- 7. If everybody goes on, every caller ends, each process gets the lock once more, and nothing is left.
+(g) If everybody goes on, every caller ends, each process gets the lock once more, and nothing is left.
 """
 
 from __future__ import annotations

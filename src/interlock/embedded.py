@@ -12,12 +12,12 @@ sentence: **the process that holds the flock on `lock` is the server, or is abou
 flock and the server inherits the open file, so the kernel keeps the file locked exactly until the server is dead. The
 rules that follow:
 
-  1. A process that gets the flock knows that no server runs and that nobody else is starting one; it starts the server.
+ (a) A process that gets the flock knows that no server runs and that nobody else is starting one; it starts the server.
      So a race has one winner, and a starter that is killed half-way leaves either nothing, or a server that goes on
      to start.
-  2. A process that does not get the flock waits for an answer on the socket. If the server is paused, it raises
+ (b) A process that does not get the flock waits for an answer on the socket. If the server is paused, it raises
      `Unavailable`; it never starts a second server, since that would be a second lock of the same name.
-  3. `sock` and `pid` prove nothing: a crash may have left them, and another process may have that pid by now. The
+ (c) `sock` and `pid` prove nothing: a crash may have left them, and another process may have that pid by now. The
      process that holds the flock removes both before it starts the server. `pid` is for people: no code ever signals a
      process because a file names it.
 

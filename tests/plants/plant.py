@@ -1,7 +1,7 @@
 """A planted bug: changes of the text of interlock, and the copy of interlock that has them.
 
-Rules. (1) A change must fit: its text stands in the file as often as the plant says, or the plant raises. So a plant
-never tests the original because the code has moved on. (2) The originals stay as they are: the copy is in a directory
+Rules. (a) A change must fit: its text stands in the file as often as the plant says, or the plant raises. So a plant
+never tests the original because the code has moved on. (b) The originals stay as they are: the copy is in a directory
 of its own, which stands first on PYTHONPATH, and each net checks that the processes it starts import that copy.
 """
 

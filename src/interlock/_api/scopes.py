@@ -5,11 +5,11 @@ Theory. Whoever cancels a task adds one to its count (`cancelling()`), and whoev
 count, and nothing in the exception, tells whether a CancelledError is ours alone.
 
 Rules.
- 1. A scope cancels its task at most once, and takes exactly that back when the task leaves it.
- 2. A CancelledError becomes something else only if the count is then what it was on entry. Otherwise somebody else
+(a) A scope cancels its task at most once, and takes exactly that back when the task leaves it.
+(b) A CancelledError becomes something else only if the count is then what it was on entry. Otherwise somebody else
     wants the task to end, too, and the CancelledError goes on.
- 3. A body that ended before our cancellation was delivered must not leave it to the next await of its task.
- 4. Another task may leave the scope in the stead of its task. It takes back what was delivered, and only that: what is
+(c) A body that ended before our cancellation was delivered must not leave it to the next await of its task.
+(d) Another task may leave the scope in the stead of its task. It takes back what was delivered, and only that: what is
     on its way will be raised in the task of the scope.
 """
 

@@ -5,9 +5,9 @@ Theory (ADR 12). Python loads `lock.__exit__` before it calls `lock.__enter__`, 
 `with`. Python may call the Section in any thread or task: the Section ends its own lease. If an interrupt destroys the
 frame before the frame calls `__exit__`, Python drops the Section, and the Section's finalizer releases the lease.
 
-Rules. (1) Between the grant and the body, and between the body and the end of the release, an interrupt gives the
-lease back in the background. (2) A Section that is collected does the same; its finalizer does no I/O, and waits for
-no lock. (3) A caller of `__enter__` without a `with` has no such frame: the lockable keeps its Section until the call
+Rules. (a) Between the grant and the body, and between the body and the end of the release, an interrupt gives the
+lease back in the background. (b) A Section that is collected does the same; its finalizer does no I/O, and waits for
+no lock. (c) A caller of `__enter__` without a `with` has no such frame: the lockable keeps its Section until the call
 of `__exit__`. Such a Section is *by hand*.
 """
 

@@ -6,8 +6,8 @@ observes. Each point below looks at it once, and calls it if somebody does:
     if (people := self.points.people) is not None:  # in one step: another thread may switch
         people.released(grant, now)
 
-Rules. (1) Nothing is returned, so that no decision can depend on an observer. (2) No point is under the mutex, or in a
-finalizer. (3) An observer raises nothing here but an interrupt. So each point stands where an interrupt may arrive.
+Rules. (a) Nothing is returned, so that no decision can depend on an observer. (b) No point is under the mutex, or in a
+finalizer. (c) An observer raises nothing here but an interrupt. So each point stands where an interrupt may arrive.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The lines of the user's code that messages name. Noting a place is cheap: only a message computes its line.
 
-Rules. (1) A place keeps a code object and no frame, since a frame would keep the user's variables alive. (2) Whether a
+Rules. (a) A place keeps a code object and no frame, since a frame would keep the user's variables alive. (b) Whether a
 place is a `with` is read from the bytecode there: an exit stack or a call of `__enter__` holds a lock without one.
 """
 

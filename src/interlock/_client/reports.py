@@ -5,10 +5,10 @@ its network. So the workers and the listener, which keep leases alive and tell t
 They leave a report here, in no time, and a worker of its own makes the reports, one after the other.
 
 Rules.
- 1. Whoever finds that leases have ended marks them, sets their events and cancels their tasks first.
- 2. In asyncio the loop turns between two reports. A report that blocks stops the loop, as any code does that blocks.
- 3. At most `MAX_WAITING` reports wait. The log says how many more were left out.
- 4. A caller's own thread or task still reports what it does itself: an acquire, a release.
+(a) Whoever finds that leases have ended marks them, sets their events and cancels their tasks first.
+(b) In asyncio the loop turns between two reports. A report that blocks stops the loop, as any code does that blocks.
+(c) At most `MAX_WAITING` reports wait. The log says how many more were left out.
+(d) A caller's own thread or task still reports what it does itself: an acquire, a release.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ waiter that has waited for `LOOK_AFTER`, or whose time is over, looks for the ho
 a server grants a token once, so a token says which grant it is, whichever Interlock has it. If the holder's token
 begins as that of the waiter, the waiter looks at once.
 
-Rules. (1) A Deadlock is raised only if the wait can't end by itself: the caller holds the lease for as long as the body
+Rules. (a) A Deadlock is raised only if the wait can't end by itself: the caller holds the lease for as long as the body
 of a `with` or a decorated function runs, this body makes the call that waits, and the lease is renewed without end.
-All else is logged. (2) A call that does not wait never raises a Deadlock. (3) A signal handler, or a finalizer, runs
+All else is logged. (b) A call that does not wait never raises a Deadlock. (c) A signal handler, or a finalizer, runs
 on the stack of the code that it interrupts. So if interlock was just acquiring or releasing there what the handler
 waits for, that call can't go on before the handler has ended: a Deadlock, too, whose search is the stack itself.
 """
@@ -96,7 +96,7 @@ def deadlock(resource: Resource, caller: str, held_at: Place | None, advice: str
 
 
 def interrupted(attempt: Attempt) -> list[Attempt]:
-    """The attempts on the same lock of calls that can't go on before this one has returned: see rule 3."""
+    """The attempts on the same lock of calls that can't go on before this one has returned: see rule (c)."""
     key, found = attempt.resource.keys[0], list[Attempt]()
     for variables in interrupted_calls():
         for name in ("self", "attempt", "attempts", "grant", "hold", "lease", "leases", "section"):

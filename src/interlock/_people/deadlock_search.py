@@ -4,8 +4,8 @@ Theory. Only a caller that has waited for long asks, and first only for the proc
 not wait is in no deadlock. Else it reads what all processes say, once in `REPORT_INTERVAL` for all callers of a
 session, and adds what it knows better: what it holds itself, and that it has waited until now.
 
-Rules. (1) Nothing here delays a caller beyond the time that it gives. (2) A search reads `MAX_SEARCHED` entries at
-most, and of the callers of a session one reads: many may time out together, and the server has other work. (3) What a
+Rules. (a) Nothing here delays a caller beyond the time that it gives. (b) A search reads `MAX_SEARCHED` entries at
+most, and of the callers of a session one reads: many may time out together, and the server has other work. (c) What a
 crowd adds takes a twentieth of a processor: all of a loop stands still meanwhile, and leases have to be renewed.
 """
 

@@ -4,11 +4,11 @@ Theory. While somebody observes, the client of each session has an `Observed`, t
 which calls the observers here. Else the client sees at each point that there is none, and reports nothing.
 
 Rules.
- 1. An observer that raises breaks no lock: its first error is logged, and it is called again.
- 2. An attempt begins once and has one outcome. The hold of its lease ends once, whoever ends it.
- 3. No observer is called under the mutex of a runtime, or by a finalizer: it may log, export, or use a lock itself.
- 4. What an observer keeps about an attempt is kept by the attempt. So a lease that never ends leaves nothing behind.
- 5. An observer may be slow: what a worker has to tell waits in `Reports`, and delays no lease.
+(a) An observer that raises breaks no lock: its first error is logged, and it is called again.
+(b) An attempt begins once and has one outcome. The hold of its lease ends once, whoever ends it.
+(c) No observer is called under the mutex of a runtime, or by a finalizer: it may log, export, or use a lock itself.
+(d) What an observer keeps about an attempt is kept by the attempt. So a lease that never ends leaves nothing behind.
+(e) An observer may be slow: what a worker has to tell waits in `Reports`, and delays no lease.
 """
 
 from __future__ import annotations

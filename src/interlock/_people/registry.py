@@ -5,10 +5,10 @@ worker of waiters sends heartbeats while a caller waits: both call `look()`. The
 `report()`, which compares what is held and awaited with the last report, and writes an entry if that has changed, or is
 old.
 
-Rules. (1) A session writes at most once in `REPORT_INTERVAL`, and looks `REPORT_DELAY` after it was called, so that a
-short section costs no message: the registry is for people who ask why something is stuck. (2) No decision reads an
-entry, and no error of the registry reaches a caller. (3) If the server refuses the entries, the session goes on without
-and tries again from time to time. (4) A session that has nothing left deletes its entry; that of a dead process ends
+Rules. (a) A session writes at most once in `REPORT_INTERVAL`, and looks `REPORT_DELAY` after it was called, so that a
+short section costs no message: the registry is for people who ask why something is stuck. (b) No decision reads an
+entry, and no error of the registry reaches a caller. (c) If the server refuses the entries, the session goes on without
+and tries again from time to time. (d) A session that has nothing left deletes its entry; that of a dead process ends
 with its TTL.
 """
 

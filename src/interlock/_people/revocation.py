@@ -1,8 +1,8 @@
 """Revoking, with an audit: what a person does to the lease of somebody else is written down, before and after.
 
-Rules. (1) The note that somebody asks is sent before the revocation. If the process dies between the two, the audit
-says that it asked, and no result. (2) An audit that can't be written (no right, no answer within `try_for`) keeps
-nobody from revoking: that is an emergency, and the log has a warning. (3) A revocation names the tokens that were seen,
+Rules. (a) The note that somebody asks is sent before the revocation. If the process dies between the two, the audit
+says that it asked, and no result. (b) An audit that can't be written (no right, no answer within `try_for`) keeps
+nobody from revoking: that is an emergency, and the log has a warning. (c) A revocation names the tokens that were seen,
 so it never takes the lease of a holder that came later.
 """
 

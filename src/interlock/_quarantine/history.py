@@ -8,18 +8,18 @@ lock, so another identity there starts the quarantine of that lock. If a lock ha
 history is the evidence: the identity that the client met before.
 
 Rules.
- 1. A quarantine starts at the latest time at which the current identity can have begun. A process that never was a
+(a) A quarantine starts at the latest time at which the current identity can have begun. A process that never was a
     replica began with its start. For a promoted process, the client only knows when it first met the identity.
- 2. The same process without a second replid has lost nothing: its replid changes when the first replica attaches.
- 3. A client with a proof that no lease was lost (`least_lossless_ttl`) says so in its stamp, and the next grant renews
+(b) The same process without a second replid has lost nothing: its replid changes when the first replica attaches.
+(c) A client with a proof that no lease was lost (`least_lossless_ttl`) says so in its stamp, and the next grant renews
     the record. If the earlier server was in a quarantine, that quarantine goes on, and keeps its beginning. The
     settings that a server reports prove nothing: the settings may have been different before.
- 4. Beside a new primary, an old primary that is cut off may go on for some seconds (`isolation_grace`) to grant locks
+(d) Beside a new primary, an old primary that is cut off may go on for some seconds (`isolation_grace`) to grant locks
     that become free there. Until these seconds are over, a grant or a renewal of the new primary does not count
     (`old_primary`).
- 5. An identity that returns has lost what the server in between granted: a server that follows another one, even for
+(e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
- 6. A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
+(f) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart (`mark_untrusted`).
 """
 

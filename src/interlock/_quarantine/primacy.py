@@ -6,14 +6,14 @@ seem to be alive. For some moments, the old primary grants locks beside the new 
 still open. So the reply of the server itself is no evidence.
 
 Rules.
- 1. The client sends a request over a connection only if the server has answered a request that was sent within the
+(a) The client sends a request over a connection only if the server has answered a request that was sent within the
     last `TRUSTED_FOR` seconds, or if others have named the server as the primary since then. The time of *sending*
     counts: a reply may arrive after a pause that began before the server wrote the reply. So a busy connection costs
     nothing, and a pause that the client does not notice is shorter than a failover.
- 2. If the others are silent or disagree, they have named no primary. Then the client does not send the request.
- 3. A request that was sent before the server was paused may be answered when the server goes on. That is harmless: a
+(b) If the others are silent or disagree, they have named no primary. Then the client does not send the request.
+(c) A request that was sent before the server was paused may be answered when the server goes on. That is harmless: a
     lease lasts from before its request was sent, and the new primary grants only after a quarantine of that length.
- 4. No rule helps a client whose clock stands still while its machine is paused (docs/failover.md).
+(d) No rule helps a client whose clock stands still while its machine is paused (docs/failover.md).
 """
 
 from __future__ import annotations

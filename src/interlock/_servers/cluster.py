@@ -6,17 +6,17 @@ node does not answer, the client asks another node for the whole map. This modul
 runtime supplies clock, events and background work.
 
 Rules.
- 1. A message never waits for a node that does not serve its slot: `call_many` sends the messages of all nodes before it
+(a) A message never waits for a node that does not serve its slot: `call_many` sends the messages of all nodes before it
     reads any reply, and it sends to a node that is not connected, or failed lately, after all other nodes.
- 2. Pushes: from version 7.0 on, the channel of a lock is in the lock's slot (SPUBLISH), so a push costs one shard only.
+(b) Pushes: from version 7.0 on, the channel of a lock is in the lock's slot (SPUBLISH), so a push costs one shard only.
     Before 7.0, the channel is the session's channel on the node that serves the lock: only that node knows whether
     the client is subscribed there.
- 3. Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
+(c) Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
     the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
     old node wrote. In any other case, the leases that the old node granted may be lost.
     Each move behind a noted one is noted, too: the last one leads to the node that serves the slot. What a node that
     the client never met has granted may be lost.
- 4. The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
+(d) The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
     counts as the statement of the node that sent the map, and of no other node.
 """
 

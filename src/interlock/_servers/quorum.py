@@ -7,16 +7,16 @@ servers, and gets a majority. The servers agree on a fence as PROTOCOL.md says: 
 highest one counts, and unless a majority proposed exactly that fence, a majority must store the fence.
 
 Rules.
- 1. As soon as a majority decides, the call returns. The client reads the stragglers later (`_collect_stragglers`).
- 2. A server that is silent for `VOTE_TIMEOUT` is absent: the client sends no message to the server until the server has
+(a) As soon as a majority decides, the call returns. The client reads the stragglers later (`_collect_stragglers`).
+(b) A server that is silent for `VOTE_TIMEOUT` is absent: the client sends no message to the server until the server has
     answered a PING in the background.
- 3. A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
+(c) A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
     release that could not be sent is pending: the client sends the release before any other message to that server.
- 4. If a server did not answer a release, the attempt goes on under another token (`TokenSpent`): the server may run the
+(d) If a server did not answer a release, the attempt goes on under another token (`TokenSpent`): the server may run the
     release after a later vote for the same token.
- 5. In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
+(e) In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
     for a random time, and ask again. So no attempt has to wait until a lease expires.
- 6. A server that may have forgotten leases does not vote: the records of the locks and the server history of this
+(f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers answer, all are that young,
     and all started at about the same time.

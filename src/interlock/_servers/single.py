@@ -5,9 +5,9 @@ eviction) replies NOSCRIPT and has run nothing: then the client sends the text. 
 identity stamp of the connection, by which the script compares the server with the one that wrote a record.
 
 Rules.
- 1. The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
- 2. A message whose reply nobody waits for (`send`) is not repeated here: its sender gets NOSCRIPT as an error.
- 3. `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
+(a) The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
+(b) A message whose reply nobody waits for (`send`) is not repeated here: its sender gets NOSCRIPT as an error.
+(c) `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@ commands, and read their replies later. In between, the connection holds the unr
 gives each reply to the command to which the reply belongs.
 
 Rules.
- 1. Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
+(a) Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
     command.
- 2. A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
- 3. A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does, `collect`
+(b) A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
+(c) A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does, `collect`
     reads them. A connection that breaks leaves an error in their place.
 """
 

@@ -1,7 +1,7 @@
 """`interlock revoke`: takes a name away from whoever holds it. It asks first, and takes by force only if told so.
 
-Rules. (1) A revocation names the holders that were seen, so it never takes a lease from somebody who came later. (2)
-Every revocation is in the audit, with its result (`_people/revocation.py`). (3) Force comes after the grace, in which
+Rules. (a) A revocation names the holders that were seen, so it never takes a lease from somebody who came later. (b)
+Every revocation is in the audit, with its result (`_people/revocation.py`). (c) Force comes after the grace, in which
 the holder may give the lease back; the text says that the former holder may still be at work.
 """
 

@@ -1,6 +1,6 @@
 """Acquires and releases a plain key, the lock of another library. plain_key.lua decides.
 
-Rules. (1) The client undoes every attempt that ends without the key, as for each primitive. (2) An attempt that got the
+Rules. (a) The client undoes every attempt that ends without the key, as for each primitive. (b) An attempt that got the
 key, and of which another copy may be on its way, leaves a tombstone before its caller goes on: nobody sends a release
 of that attempt later, since the caller releases by the value.
 """

@@ -16,10 +16,10 @@
 -- it. With such a library nobody stands in the queue: all waiters block in BLPOP, and the server keeps their order.
 --
 -- Rules.
---  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
---  2. While anybody alive waits, only the head of the queue may take a free key, and not in a gap.
---  3. The script writes its state first and publishes last.
---  4. Every key but the lock itself has a TTL; the lock has none if its holder asked for none.
+-- (a) Every message may arrive twice or late. A second or a late copy changes nothing more.
+-- (b) While anybody alive waits, only the head of the queue may take a free key, and not in a gap.
+-- (c) The script writes its state first and publishes last.
+-- (d) Every key but the lock itself has a TTL; the lock has none if its holder asked for none.
 --
 -- KEYS   1 lock     string  the value of the holder, as the other library writes it
 --        2 record   string  "1 plain <attempt> <run since> <foreign seen> <gap until> !<value>": which attempt took the

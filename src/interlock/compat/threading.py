@@ -5,10 +5,10 @@ handle: it holds the leases that its own calls acquired, so any thread may relea
 the same object, and no other object or process may. Two objects of one name exclude each other, in one process as in
 two. A lease can be lost, which no lock of `threading` can; so a release, and the end of a `with`, raises LeaseLost.
 
-Rules. (1) Each lost lease is reported by one call: that of the thread that acquired it, if that thread releases; else
+Rules. (a) Each lost lease is reported by one call: that of the thread that acquired it, if that thread releases; else
 that of the next thread that releases for another one. So a late release never gives back what a later holder acquired.
-(2) No object connects before its first use; an object without `locks=` takes the default Interlock anew in each call.
-(3) Nothing here has a mutex, which a fork could copy while another thread holds it: a list's own methods suffice.
+(b) No object connects before its first use; an object without `locks=` takes the default Interlock anew in each call.
+(c) Nothing here has a mutex, which a fork could copy while another thread holds it: a list's own methods suffice.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class _AnyThreads(_Holder[T]):
 
 
 def _to_release(kept: list[_Kept], thread: object) -> _Kept:
-    """What a release by this thread is for: see rule 1."""
+    """What a release by this thread is for: see rule (a)."""
     if own := [each for each in kept if each.thread is thread]:
         return own[-1]  # as nested sections end; what this thread has lost before, and never released, stays behind
     return min(kept, key=_order_of_release)  # of equals the oldest

@@ -3,8 +3,8 @@
 Theory. `Telemetry` is the observer of `interlock._people.observer`: it counts, measures, and keeps one span at a time
 with each attempt: the wait, then the hold. While nothing is instrumented, the client does not know this module.
 
-Rules. (1) The attributes of metrics are of small closed sets, but for the lock's name, which the user asks for. (2) A
-span may end in another thread than it began in: no span is made the current one. (3) Only the API is imported; what is
+Rules. (a) The attributes of metrics are of small closed sets, but for the lock's name, which the user asks for. (b) A
+span may end in another thread than it began in: no span is made the current one. (c) Only the API is imported; what is
 exported, and where to, the program's SDK says.
 """
 

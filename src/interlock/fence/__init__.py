@@ -4,13 +4,13 @@ Theory. No lock server can stop a holder that was paused after its last check of
 it stores the highest fence that it has seen, and refuses a lower fence in the same atomic step as the write. A fence is
 unique to its grant, and each later grant has a higher fence, so "lower" means exactly "older".
 
-Rules. (1) A guard refuses a fence that is *older* than the newest fence seen. The same fence passes: a holder may write
-many times. (2) Guard, then read, then write. A guard refuses older holders from its first call on, not from the moment
-of the grant: an older holder may still overwrite data that the newer holder has read before its first guard. (3) A
+Rules. (a) A guard refuses a fence that is *older* than the newest fence seen. The same fence passes: a holder may write
+many times. (b) Guard, then read, then write. A guard refuses older holders from its first call on, not from the moment
+of the grant: an older holder may still overwrite data that the newer holder has read before its first guard. (c) A
 guard does not look at the lease: it uses no `ensure()`, no clock, no lock server. While no newer holder has written to
 the data, a late write does no harm; and a service without a lease can write, too, if it receives the name and the
-fence. (4) Each piece of data has one lock. Fences of different locks, or of locks on different servers, cannot be
-compared. (5) A refusal raises LeaseLost, never returns a silent count of 0, and has changed nothing.
+fence. (d) Each piece of data has one lock. Fences of different locks, or of locks on different servers, cannot be
+compared. (e) A refusal raises LeaseLost, never returns a silent count of 0, and has changed nothing.
 
     dbapi        PostgreSQL and SQLite, over their DB-API connections
     sqlalchemy   the same for SQLAlchemy Core (needs sqlalchemy)

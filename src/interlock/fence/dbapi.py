@@ -6,9 +6,9 @@ one atomic step against all other holders: an older holder waits for the commit 
 waits, and reads what the transaction wrote. `update()` stores the fence in the data's own rows instead, for statements
 that touch nothing else.
 
-Rules. (1) Call both in a transaction; on an autocommit connection the database would release the row lock before the
-next statement, so the guard raises ConfigError. (2) Call `guard()` first, then read what you need to decide, then
-write. (3) After LeaseLost roll back: the database may have applied other statements of the transaction. (4) If a
+Rules. (a) Call both in a transaction; on an autocommit connection the database would release the row lock before the
+next statement, so the guard raises ConfigError. (b) Call `guard()` first, then read what you need to decide, then
+write. (c) After LeaseLost roll back: the database may have applied other statements of the transaction. (d) If a
 transaction calls several guards, call them in the same order everywhere, for example sorted by name, as with any row
 locks.
 

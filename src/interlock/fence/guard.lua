@@ -4,9 +4,9 @@
 -- replicates, moves and loses both together, and no other server takes part. The script compares the fence, stores it,
 -- and then runs the commands; no other command can run in between.
 --
--- Rules. (1) A refusal has changed nothing. (2) Redis has no rollback: the first command that fails ends the script,
--- and the reply has its number and the replies before it. (3) The script stores the fence before the first command: if
--- the server is out of memory, this write fails, and no command runs. (4) No key without a TTL; the script never
+-- Rules. (a) A refusal has changed nothing. (b) Redis has no rollback: the first command that fails ends the script,
+-- and the reply has its number and the replies before it. (c) The script stores the fence before the first command: if
+-- the server is out of memory, this write fails, and no command runs. (d) No key without a TTL; the script never
 -- shortens a TTL.
 --
 -- KEYS   1 fence    string  the newest fence seen, decimal

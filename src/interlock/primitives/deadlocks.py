@@ -10,9 +10,9 @@ go on. The stuck callers that wait for each other are the strongly connected com
 waiter to those that block it (by two searches in depth, as Kosaraju and Sharir: Sharir, A Strong-Connectivity
 Algorithm, 1981). Others wait behind them.
 
-Rules. (1) What an entry says was true from the beginning of the lease or wait until the process wrote the entry. A
-deadlock counts only if at one moment all of it was true: no wait of a moment ago meets a lease of now. (2) A process
-that is late with its report may be dead, and the lease of a dead process runs out: it is in no deadlock. (3) A
+Rules. (a) What an entry says was true from the beginning of the lease or wait until the process wrote the entry. A
+deadlock counts only if at one moment all of it was true: no wait of a moment ago meets a lease of now. (b) A process
+that is late with its report may be dead, and the lease of a dead process runs out: it is in no deadlock. (c) A
 deadlock is certain if only the holders' own code, below the lines that wait, would release; else another thread may
 have the lease by now, or the lease may end by itself.
 """

@@ -8,18 +8,18 @@
 -- process is free again within seconds.
 --
 -- Rules.
---  1. Every message may arrive twice or late. A second or a late copy changes nothing more.
---  2. Any request that finds the lock's key absent hands the lock to the head of the queue.
---  3. The script writes its state first and publishes last, because PUBLISH may fail.
---  4. Every key has a TTL.
---  5. Only the holder's requests change the TTL of its lease, and they only lengthen it.
---  6. Every decision uses the server's clock.
---  7. A client with the same owner name may take the lock over, because an owner counts as one holder. Every other
+-- (a) Every message may arrive twice or late. A second or a late copy changes nothing more.
+-- (b) Any request that finds the lock's key absent hands the lock to the head of the queue.
+-- (c) The script writes its state first and publishes last, because PUBLISH may fail.
+-- (d) Every key has a TTL.
+-- (e) Only the holder's requests change the TTL of its lease, and they only lengthen it.
+-- (f) Every decision uses the server's clock.
+-- (g) A client with the same owner name may take the lock over, because an owner counts as one holder. Every other
 --     client waits until the earlier lease has run out.
---  8. While leases that this server has lost may be alive, the script grants nothing: a marker holds the lock.
+-- (h) While leases that this server has lost may be alive, the script grants nothing: a marker holds the lock.
 --
--- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule 7;
---                           "!quarantine:<evidence>" by rule 8
+-- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule (g);
+--                           "!quarantine:<evidence>" by rule (h)
 --        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]":
 --                           fence, identity of the server and ttl of the last grant, the token released last, the
 --                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
@@ -27,7 +27,7 @@
 --        3 queue    zset    as in queue.lua
 --        4 waiters  hash    as in queue.lua; a waiter wants "<kind> <ttl ms>"; the entry of an earlier version
 --                           has "<kind>" or "<kind> @<number>"
---        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule 7 may
+--        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule (g) may
 --                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
@@ -227,7 +227,7 @@ if verb == 'acquire' then
       end
     end
   end
-  -- Rule 7: the same owner in another process. The new token ends the old lease, and outlasts it.
+  -- Rule (g): the same owner in another process. The new token ends the old lease, and outlasts it.
   if holder and not marker and owner ~= '' and string.sub(holder, 1, #owner) == owner then
     local pttl = call('PTTL', LOCK)
     local stored_holder, old_channel = parse_holder()
@@ -267,7 +267,7 @@ elseif verb == 'release' then
     local taken_over_ms = holder and has_queue_or_tombstones
       and (call('ZSCORE', TOMBSTONES, 'ousted') or 0) - get_time_us() / 1000 or 0
     if taken_over_ms >= 1 then
-      call('SET', LOCK, '!taken-over', 'PX', math.floor(taken_over_ms))  -- rule 7: nobody may hold the lock until then
+      call('SET', LOCK, '!taken-over', 'PX', math.floor(taken_over_ms))  -- rule (g): nobody may hold it until then
     elseif has_queue_or_tombstones then
       new_holder, retry = hand_over()
     else

@@ -8,9 +8,9 @@
 -- and small requests (readers) side by side in the queue enter together. A handover is a short grant until the waiter
 -- confirms it, as in lock.lua, and each confirmation hands out more.
 --
--- Rules. As in lock.lua, and:
---  7. A script call changes a share and the sum together.
---  8. The limit is the record's. A client with another limit gets LIMIT_MISMATCH.
+-- Rules. (a) to (f) and (h) of lock.lua, and:
+-- (i) A script call changes a share and the sum together.
+-- (j) The limit is the record's. A client with another limit gets LIMIT_MISMATCH.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
 --        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>", as in lock.lua. Where

@@ -7,10 +7,10 @@ gives the reply to the same functions that the holder's workers call. So the hol
 sees it before the call returns.
 
 Rules.
- 1. Only a lease on a private server of this process can be lost or paused. The check sends nothing.
- 2. One plain function serves threads and asyncio: it blocks for a round trip to the server, which is a process of this
+(a) Only a lease on a private server of this process can be lost or paused. The check sends nothing.
+(b) One plain function serves threads and asyncio: it blocks for a round trip to the server, which is a process of this
     machine. What belongs to an event loop happens in that loop, whichever thread calls.
- 3. A lease that expires ends for its holder first, then in the server, so that no other holder begins before.
+(c) A lease that expires ends for its holder first, then in the server, so that no other holder begins before.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ The server numbers *calls* for the faults (see `scenario`), before the call take
 that was lost or refused, with a new number. The clocks of some processes are wrong, by less than the timeout. The rules
 of the plan:
 
-  1. The crash comes first, and no other fault until each caller has taken a number: the crash ends several calls, and
+ (a) The crash comes first, and no other fault until each caller has taken a number: the crash ends several calls, and
      would end their faults, too.
-  2. Faults that outlast the timeout come next, so that other callers are still busy when the timeout has passed.
-  3. Then come calls that are long, but within the timeout, and callers that are slow in the middle of taking a permit.
+ (b) Faults that outlast the timeout come next, so that other callers are still busy when the timeout has passed.
+ (c) Then come calls that are long, but within the timeout, and callers that are slow in the middle of taking a permit.
      These come in pairs: if one of a pair does no harm, because its clock is ahead or a permit is free just then, the
      other one does.
 """

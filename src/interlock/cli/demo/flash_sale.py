@@ -13,11 +13,11 @@ sale adds a line with its ticket. So `sold` counts lines, and a ticket on two li
 The server numbers *entries* for the faults (see `scenario`): an entry is a buyer that passes the lock. The rules of
 the plan:
 
-  1. The crash comes first. Later, it could kill a paused buyer, whose late write is a flaw that the demo must show.
-  2. After a buyer that releases late (past its TTL), the next buyer holds for long (within its TTL). So when the late
+ (a) The crash comes first. Later, it could kill a paused buyer, whose late write is a flaw that the demo must show.
+ (b) After a buyer that releases late (past its TTL), the next buyer holds for long (within its TTL). So when the late
      buyer runs again, it can free the lock of another buyer that is still inside.
-  3. Between two faults there is at least one sale, so that a long time without a sale means that the shop is stuck.
-  4. A fault that must outlast a TTL lasts more than half a TTL longer, so that others get in even on a busy machine.
+ (c) Between two faults there is at least one sale, so that a long time without a sale means that the shop is stuck.
+ (d) A fault that must outlast a TTL lasts more than half a TTL longer, so that others get in even on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The runner of `interlock run`: acquires the lease, renews it while the command runs, and passes signals on.
 
-Rules. (1) The lease is released only after the command has ended, whatever the runner meets meanwhile. No print of the
-runner waits or raises (see `cli.stderr`). (2) A signal that arrives before the command has started ends the wait, and
-leaves nothing in the queue. Later signals go to the command, which decides. (3) The runner tells the supervisor only
-deadlines that it has read from the lease, counted from before it read them. (4) On a terminal the command is a job of
+Rules. (a) The lease is released only after the command has ended, whatever the runner meets meanwhile. No print of the
+runner waits or raises (see `cli.stderr`). (b) A signal that arrives before the command has started ends the wait, and
+leaves nothing in the queue. Later signals go to the command, which decides. (c) The runner tells the supervisor only
+deadlines that it has read from the lease, counted from before it read them. (d) On a terminal the command is a job of
 its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues the command. It gets the
 terminal at once; in a pipeline it gets it when it needs it, since others may (`| less`).
 """

@@ -7,15 +7,15 @@ the lease certainly lasts, on a clock that both have. The supervisor needs nothi
 ends the command, whether the runner renews in vain, was stopped, or was killed.
 
 Rules.
- 1. SIGTERM goes to the command's process group `grace` seconds before the deadline; SIGKILL goes to it before the
+(a) SIGTERM goes to the command's process group `grace` seconds before the deadline; SIGKILL goes to it before the
     deadline, also if the command itself has ended and has left others in its group.
- 2. A deadline that was late or came out of order is a deadline all the same: the newest word of the runner counts.
- 3. The supervisor alone waits for the command, so a signal never reaches another process with a reused id.
- 4. If the supervisor dies, Linux kills the command (PR_SET_PDEATHSIG), and the runner kills the group.
- 5. No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
- 6. The supervisor runs before all other processes of the machine, if the system allows that (root, CAP_SYS_NICE): else
+(b) A deadline that was late or came out of order is a deadline all the same: the newest word of the runner counts.
+(c) The supervisor alone waits for the command, so a signal never reaches another process with a reused id.
+(d) If the supervisor dies, Linux kills the command (PR_SET_PDEATHSIG), and the runner kills the group.
+(e) No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
+(f) The supervisor runs before all other processes of the machine, if the system allows that (root, CAP_SYS_NICE): else
     busy processes can delay it. The command runs as the user started it.
- 7. The supervisor waits for nobody: it prints nothing, and drops a message that the runner has no room for.
+(g) The supervisor waits for nobody: it prints nothing, and drops a message that the runner has no room for.
 
 This file is a program, since a fork of the runner would have the runner's command line: `pkill -9 -f 'interlock run'`
 would kill both, and nobody would end what the command has started. The file imports nothing of this package and little

@@ -1,8 +1,8 @@
 """The terminal of `interlock top`: takes it over, draws, reads keys, and gives it back as it was, whatever happens.
 
-Rules. (1) The terminal is given back before anything else ends: by q, Ctrl-C, SIGTERM, SIGHUP or an error. (2) Ctrl-Z
-gives it back, too, and takes it over again when the process goes on. (3) A signal handler only writes to a pipe; the
-loop does the work. (4) While the screen is ours, nothing else writes to it: log records are dropped.
+Rules. (a) The terminal is given back before anything else ends: by q, Ctrl-C, SIGTERM, SIGHUP or an error. (b) Ctrl-Z
+gives it back, too, and takes it over again when the process goes on. (c) A signal handler only writes to a pipe; the
+loop does the work. (d) While the screen is ours, nothing else writes to it: log records are dropped.
 """
 
 from __future__ import annotations
