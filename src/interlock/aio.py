@@ -16,7 +16,7 @@ from ._api.interlock import MAX_CONNECTIONS, MONTH
 from ._api.latch import LatchCore
 from ._api.lease import LeaseCore, LeaseState
 from ._api.lock import LockCore, RLockCore
-from ._api.misuse import advising, making
+from ._api.misuse_errors import advising, making
 from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET

@@ -12,7 +12,7 @@ from interlock._transports.blocking.runtime import Mutex
 
 from .interlock import InterlockCore
 from .lock import LockableCore
-from .misuse import OnlyAsyncWith
+from .misuse_errors import OnlyAsyncWith
 from .multilease import MultiLeaseCore
 from .named import StateT
 from .options import LeaseT

@@ -17,7 +17,7 @@ from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from .functions import checked_stop, checked_work
 from .lease import LeaseCore
 from .lock import LockCore
-from .misuse import made_by_interlock
+from .misuse_errors import made_by_interlock
 from .options import LeaseT, Unset
 from .section import Section
 

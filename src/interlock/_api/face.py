@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from .misuse import no_attribute
+from .misuse_errors import no_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

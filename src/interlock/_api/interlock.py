@@ -28,7 +28,7 @@ from interlock.primitives.once import Skipped
 
 from .face import Face
 from .functions import name_of
-from .misuse import INTERLOCK_HINTS, advised
+from .misuse_errors import INTERLOCK_HINTS, advised
 from .multi import checked_members
 from .options import DEFAULT_TTL, timeout_of
 from .run_names import run_source

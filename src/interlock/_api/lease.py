@@ -21,7 +21,7 @@ from interlock._protocol.timing import FOREVER
 from interlock.errors import ConfigError
 
 from .face import Face
-from .misuse import LEASE_HINTS, named
+from .misuse_errors import LEASE_HINTS, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

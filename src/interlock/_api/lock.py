@@ -16,7 +16,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 
 from .functions import checked_awaitable, checked_function, checked_result, checked_tag
-from .misuse import LOCK_HINTS, made_by_interlock
+from .misuse_errors import LOCK_HINTS, made_by_interlock
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
 from .section import Section

@@ -14,7 +14,7 @@ from interlock.primitives.multi import multi_resource
 from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
-from .misuse import made_by_interlock
+from .misuse_errors import made_by_interlock
 from .options import UNSET, LeaseT, Unset, timeout_of
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from .lease import LeaseCore, LeaseState, WatchedCore, described_state
-from .misuse import MULTI_LEASE_HINTS
+from .misuse_errors import MULTI_LEASE_HINTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

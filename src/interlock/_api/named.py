@@ -11,7 +11,7 @@ from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall
 
 from .face import Face
-from .misuse import NoWith, made_by_interlock, named
+from .misuse_errors import NoWith, made_by_interlock, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable

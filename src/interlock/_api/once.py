@@ -10,7 +10,7 @@ from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, S
 
 from .functions import checked_function, checked_work
 from .lock import LockableCore
-from .misuse import ONCE_HINTS, NoWith, made_by_interlock
+from .misuse_errors import ONCE_HINTS, NoWith, made_by_interlock
 from .options import LeaseT
 from .run_names import NAMED, RunNames, RunSource
 from .section import Section

@@ -11,7 +11,7 @@ from interlock.primitives import permits as script
 from interlock.primitives.permits import PermitInspect, SemaphoreState
 
 from .lock import LockableCore
-from .misuse import RWLOCK_HINTS, made_by_interlock
+from .misuse_errors import RWLOCK_HINTS, made_by_interlock
 from .named import NamedCore
 from .options import UNSET, LeaseT, Unset, timeout_of
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from interlock.errors import LeaseLost
 
 from .lease import WatchedCore
-from .misuse import OnlyAsyncWith
+from .misuse_errors import OnlyAsyncWith
 
 if TYPE_CHECKING:
     from types import TracebackType

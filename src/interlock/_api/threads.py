@@ -23,7 +23,7 @@ from interlock._session.session import Session
 from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
-from .misuse import OnlyWith
+from .misuse_errors import OnlyWith
 from .multilease import MultiLeaseCore
 from .named import StateT
 from .options import LeaseT
