@@ -22,7 +22,7 @@ from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
-from interlock._api import threads as threads_api
+from interlock._api import misuse_warnings
 from interlock._servers import single
 from interlock._transports.asyncio.pool import AsyncioPool
 from interlock._transports.blocking.pool import BlockingPool
@@ -34,7 +34,7 @@ for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
-threads_api._told_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
+misuse_warnings._has_warned_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
 
 # Processes that a test starts import the rig and the simulator, too, and what `scripts/test --oldest` put first.
 PLANTED = os.environ.get("PLANTED")  # the copy of interlock that is tested: see plants/nets.py

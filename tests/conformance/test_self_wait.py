@@ -25,7 +25,7 @@ import interlock.aio
 from harness.clock import machine_time
 from harness.modes import until
 from interlock import AcquireTimeout, BrokenBarrier, Deadlock, LeaseLost, LockError
-from interlock._api import threads as threads_module
+from interlock._api import misuse_warnings
 from interlock._client import core, self_wait
 
 rule = pytest.mark.rule
@@ -588,7 +588,7 @@ async def test_a_lease_that_is_dropped_before_the_close_is_logged_by_the_close(l
 
 
 def test_a_call_for_threads_inside_an_event_loop_is_logged_once(server, clean, caplog, monkeypatch):
-    monkeypatch.setattr(threads_module, "_told_of_loop", threading.Event())
+    monkeypatch.setattr(misuse_warnings, "_has_warned_of_loop", threading.Event())
 
     async def main(locks):
         await asyncio.to_thread(locks.lock("a").acquire(0).release)

@@ -27,7 +27,7 @@ import interlock
 import interlock.aio
 from harness.trial import cases, title, wrong
 from interlock import ConfigError
-from interlock._api import frozen
+from interlock._api import misuse_warnings
 
 NOWHERE = "redis://localhost:1/0"
 MAKERS = {"threads": interlock.Interlock, "asyncio": interlock.aio.Interlock}
@@ -701,7 +701,7 @@ class Today(dt.datetime):
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MAKERS)
 def test_a_key_of_this_moment_is_warned_about_since_a_decorator_freezes_it(mode, text, caplog, monkeypatch):
-    monkeypatch.setattr(frozen, "datetime", Today)
+    monkeypatch.setattr(misuse_warnings, "datetime", Today)
     locks = MAKERS[mode](NOWHERE)
     for make in (lambda: locks.once("a", key=text, at_most=60), lambda: locks.once(f"a:{text}", at_most=60)):
         caplog.clear()

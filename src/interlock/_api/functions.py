@@ -10,9 +10,9 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from interlock._client.error_texts import about
-from interlock._protocol.lock_fields import lock_fields
-from interlock._protocol.log import log
 from interlock.errors import ConfigError
+
+from .misuse_warnings import warn_of_work_after_release
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -137,7 +137,8 @@ def checked_result(subject: Resource, function: Any, result: Any, *, for_asyncio
         raise refusal(
             subject, f"{subject}: {called} returned a {what}, whose body would run after the release. {_INSIDE}"
         )
-    _warn_once(f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}", subject)
+    text = f"{subject}: {called} returned a {what}: what it does runs after the release. {_INSIDE}"
+    warn_of_work_after_release(subject, text)
 
 
 _INSIDE: Final = "Hold the lock inside it, in a `with`"
@@ -160,8 +161,3 @@ def _what_runs_later(function: Any) -> str | None:
     if inspect.isgeneratorfunction(function):
         return "a generator"
     return "an async generator" if inspect.isasyncgenfunction(function) else None
-
-
-@functools.lru_cache(maxsize=1024)
-def _warn_once(text: str, subject: Resource) -> None:
-    log.warning("%s", text, extra=lock_fields(subject))

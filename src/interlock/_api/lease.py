@@ -7,7 +7,6 @@ the moment after the process was stopped for a minute. Events and cancellations 
 from __future__ import annotations
 
 import enum
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -22,6 +21,7 @@ from interlock.errors import ConfigError
 
 from .face import Face
 from .misuse_errors import LEASE_HINTS, named
+from .misuse_warnings import warn_of_dropped_lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -355,4 +355,4 @@ class LeaseCore(WatchedCore):
             self._core.giving_back.later(grant)
         else:
             self._core.renewal.drop(grant)
-            warnings.warn(dropped_text(grant, now), ResourceWarning, source=self, stacklevel=2)
+            warn_of_dropped_lease(self, dropped_text(grant, now))

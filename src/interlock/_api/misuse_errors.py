@@ -1,5 +1,7 @@
 """What an error says to somebody who knows another library: which option or method of interlock does what they want.
 
+What may be meant, and is no error, gets a warning: see `misuse_warnings`.
+
 The decorators `advising` and `making` stand on the public methods, and add the way out to an error of the call. All
 else here runs only if a call has failed already.
 """

@@ -9,8 +9,8 @@ from interlock._protocol.names import CUT_BYTES, MAX_NAME_BYTES, tagged
 from interlock.errors import ConfigError
 from interlock.primitives.once import once_resource
 
-from .frozen import warn_of_frozen
 from .functions import name_of
+from .misuse_warnings import warn_of_frozen
 from .naming import Arguments, Naming, example_of
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class RunNames:
             ("the key", self._source.key, self._key),
         ):
             if naming is None and isinstance(text, str):
-                warn_of_frozen(self._subject, what, text, function)
+                warn_of_frozen(self._subject, what, text, name_of(function))
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Resource:
         """The resource for this call. Raises ConfigError, or TypeError as the call itself would."""

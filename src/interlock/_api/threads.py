@@ -13,9 +13,6 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from interlock._client.places import calling_place, line_of
-from interlock._protocol.lock_fields import lock_fields
-from interlock._protocol.log import log
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 from interlock._session.session import Session
@@ -24,6 +21,7 @@ from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
 from .misuse_errors import OnlyWith
+from .misuse_warnings import warn_of_blocked_loop
 from .multilease import MultiLeaseCore
 from .named import StateT
 from .options import LeaseT
@@ -81,28 +79,13 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
 def _thread(resource: Resource) -> tuple[str, weakref.ref[Any]]:
     # asyncio is not imported here: a process that has not imported it has no loop.
     if (events := sys.modules.get("asyncio.events")) is not None and events._get_running_loop() is not None:
-        _warn_of_loop(resource)
+        warn_of_blocked_loop(resource)
     thread = threading.current_thread()
     try:
         return thread._interlock_caller  # type: ignore[attr-defined,no-any-return]  # made once a thread
     except AttributeError:
         made = thread._interlock_caller = token_part(thread.name), weakref.ref(thread)  # type: ignore[attr-defined]
         return made
-
-
-_told_of_loop = threading.Event()  # once a process
-
-
-def _warn_of_loop(resource: Resource) -> None:
-    if not _told_of_loop.is_set():
-        _told_of_loop.set()
-        log.warning(
-            "%s: a call for threads runs inside an event loop, at %s. The loop and all its tasks stand still until it "
-            "returns. Use interlock.aio there, or asyncio.to_thread()",
-            resource,
-            line_of(calling_place()),
-            extra=lock_fields(resource),
-        )
 
 
 class LeaseForThreads(WatchedCore, OnlyWith):

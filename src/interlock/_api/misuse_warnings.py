@@ -1,0 +1,82 @@
+"""Warnings of what looks like a mistake in a program, though it may be meant: each one is a function here.
+
+`misuse_errors` has the errors for what can't be meant. A caller that waits for a lease of its own is logged in
+`_client`, which finds that out: see `_client/self_wait.py`. What is wrong with a server is logged in `_connect`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+import warnings
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from interlock._client.places import calling_place, line_of
+from interlock._protocol.lock_fields import lock_fields
+from interlock._protocol.log import log
+
+if TYPE_CHECKING:
+    from interlock._protocol.types import Resource
+
+DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
+_TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
+DAY: Final = 86_400  # seconds
+
+
+def warn_of_dropped_lease(lease: Any, text: str) -> None:
+    """Warn, in the finalizer of a lease, that nobody released the lease. `Renewal.report_drops` logs the same text."""
+    warnings.warn(text, ResourceWarning, source=lease, stacklevel=3)
+
+
+_has_warned_of_loop = threading.Event()  # once a process
+
+
+def warn_of_blocked_loop(resource: Resource) -> None:
+    """Log, once a process, that a call for threads runs inside an event loop."""
+    if not _has_warned_of_loop.is_set():
+        _has_warned_of_loop.set()
+        log.warning(
+            "%s: a call for threads runs inside an event loop, at %s. The loop and all its tasks stand still until it "
+            "returns. Use interlock.aio there, or asyncio.to_thread()",
+            resource,
+            line_of(calling_place()),
+            extra=lock_fields(resource),
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def warn_of_work_after_release(subject: Resource, text: str) -> None:
+    """Log, once for each text, that a decorated function returned what does its work after the release."""
+    log.warning("%s", text, extra=lock_fields(subject))
+
+
+def warn_of_frozen(subject: Resource, what: str, text: str, called: str) -> None:
+    """Log that this name or key, made once when the decorator of `called` ran, has the date or time of now in it.
+
+    `@locks.once("nightly", key=str(date.today()), ...)` runs on the day on which the program starts, and is skipped on
+    all later days. A text that is meant to stay, such as the version of a migration, looks the same. So what looks like
+    this very moment is only warned about: an error would depend on the day on which somebody starts a program.
+    """
+    if not _is_of_now(text):
+        return
+    log.warning(
+        "%s: %s %r has the date or time of now, and was made once, when the decorator of %s ran. So it stays the same "
+        "until the program starts again, and later runs are skipped. To make one for each call, give a function: "
+        "key=lambda: str(date.today()). If it is meant to stay, ignore this warning",
+        subject,
+        what,
+        text,
+        called,
+        extra=lock_fields(subject),
+    )
+
+
+def _is_of_now(text: str) -> bool:
+    here, utc = datetime.now().astimezone(), datetime.now(UTC)
+    forms = {now.strftime(form) for form in DAYS for now in (here, utc)}
+    if any(re.search(rf"(?<!\d){re.escape(form)}(?![\d-])", text) for form in forms):
+        return True
+    return any(abs(int(found) - time.time()) < DAY for found in _TIMESTAMP.findall(text))
