@@ -153,7 +153,7 @@ class SimConnection:
     def flush(self) -> None:
         """See Connection. It is on its way."""
 
-    async def collect(self, pending: PendingReplies, until: float) -> None:
+    async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """See Connection. The reply arrives by itself."""
         with contextlib.suppress(Disconnected):
             await self.receive(pending, until)

@@ -138,7 +138,7 @@ class Connection:
     def flush(self) -> None:
         """See Connection. It is on its way."""
 
-    async def collect(self, pending: PendingReplies, until: float) -> None:
+    async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """See Connection. Nobody leaves without waiting here."""
 
     def discard(self, error: BaseException) -> None:

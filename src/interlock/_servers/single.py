@@ -78,7 +78,7 @@ class PendingCall(NamedTuple):
     async def read(self, until: float) -> None:
         """See SentCall."""
         if not self.pending.is_complete:
-            await self.connection.collect(self.pending, until)
+            await self.connection.read_unread(self.pending, until)
 
 
 class SingleServer:
@@ -135,7 +135,7 @@ class SingleServer:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
             reply = await connection.exchange(evalsha(script, keys, args, stamp), until)
             if type(reply) is ReplyError:
-                reply = await _with_text(connection, reply, (script, keys, args), stamp, until)
+                reply = await _resend_after_noscript(connection, reply, (script, keys, args), stamp, until)
         except BaseException as error:
             connection.discard(error)
             raise
@@ -152,7 +152,7 @@ class SingleServer:
         try:
             stamp = connection.stamp.text if slot is None else connection.stamp.text_for(slot)
             reply: Any = await connection.exchange(evalsha(*message, stamp), until)
-            reply = await _with_text(connection, reply, message, stamp, until)
+            reply = await _resend_after_noscript(connection, reply, message, stamp, until)
             known = 0
             acknowledged: Any = 0
             if type(reply) is not ReplyError and lengthens_lease(message[2], reply):
@@ -220,7 +220,7 @@ class SingleServer:
                 if late:
                     self.send_script_text |= is_noscript(replies[i])
                 elif type(replies[i]) is ReplyError:
-                    replies[i] = await _with_text(connection, replies[i], message, sent.stamps[i], until)
+                    replies[i] = await _resend_after_noscript(connection, replies[i], message, sent.stamps[i], until)
         except Disconnected as error:
             connection.discard(error)
             return [error] * len(messages)
@@ -327,7 +327,9 @@ async def connected_clients(servers: Iterable[SingleServer], until: float) -> in
     return None if None in numbers else sum(number or 0 for number in numbers)
 
 
-async def _with_text(connection: Connection, reply: object, message: Message, stamp: str, until: float) -> object:
+async def _resend_after_noscript(
+    connection: Connection, reply: object, message: Message, stamp: str, until: float
+) -> object:
     """The reply; if the server did not know the script, the reply to the same message with the script's text."""
     return await connection.exchange(eval_text(*message, stamp), until) if is_noscript(reply) else reply
 

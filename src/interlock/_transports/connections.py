@@ -8,8 +8,8 @@ Rules.
 (a) Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
     command.
 (b) A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
-(c) A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does, `collect`
-    reads them. A connection that breaks leaves an error in their place.
+(c) A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does,
+    `read_unread` reads them. A connection that breaks leaves an error in their place.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Connection(Protocol):
         """Give the connection back to its pool."""
         ...
 
-    async def collect(self, pending: PendingReplies, until: float) -> None:
+    async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """After a checkin: wait for these replies, or for an error in their place, unless another caller does."""
         ...
 

@@ -193,7 +193,7 @@ class AsyncioConnection(asyncio.Protocol):
         if self.exclusive:
             self.pool.checkin(self)
 
-    async def collect(self, pending: PendingReplies, until: float) -> None:
+    async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """See Connection. The reply arrives by itself."""
         with contextlib.suppress(Disconnected):
             await self.receive(pending, until)

@@ -108,7 +108,7 @@ class BlockingConnection:
         """See Connection."""
         self.write(command, until)
         while self._unread:
-            self._read_next(until)
+            self._read_next_unread(until)
         return self.read(until)
 
     def send(self, commands: Sequence[Command], until: float) -> PendingReplies:
@@ -125,10 +125,10 @@ class BlockingConnection:
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
         """See Connection. Reads the unread replies to earlier commands first."""
         while not pending.is_complete:
-            self._read_next(until)
+            self._read_next_unread(until)
         return pending.replies
 
-    def _read_next(self, until: float) -> None:
+    def _read_next_unread(self, until: float) -> None:
         first = self._unread[0]
         first.set_result(self.read(until))
         if first.is_complete:
@@ -190,7 +190,7 @@ class BlockingConnection:
         if self.pool.closed:
             self.pool.close_idle()
 
-    async def collect(self, pending: PendingReplies, until: float) -> None:
+    async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """See Connection."""
         try:
             self._idle.remove(self)
