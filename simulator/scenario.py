@@ -93,7 +93,7 @@ class Run:
         self.trace.violated(10, f"{task.name} raised {error!r}")
 
     def replace(self, client: Client, strike: int) -> None:
-        """Replace a dead process by a new one, whose name has the number of the fatal strike."""
+        """Replace a dead process by a new one. The strike that killed the process is in the name of the new one."""
         self.dead_clients.append(client)
         name = f"{client.name.partition('~')[0]}~{strike}"
         self.clients[self.clients.index(client)] = Client(self, name)

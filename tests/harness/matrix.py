@@ -143,7 +143,7 @@ BASE = "valkey-9.1"
 BASE_CELLS = [Cell(BASE, "unix", mode) for mode in MODES]
 QUORUM_CELLS = [Cell(BASE, "quorum", mode) for mode in MODES]
 
-# What a test module may say in runs_on(...) of the servers that the suite starts for it, and the cells of that.
+# The words with which a test module may ask for servers in runs_on(...), and the cells that it gets.
 CELLS = {
     "its own servers": BASE_CELLS,  # in both modes; the base server runs, too, since `mode` wants one
     BASE: BASE_CELLS,

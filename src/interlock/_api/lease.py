@@ -298,7 +298,7 @@ class LeaseCore(WatchedCore):
 
     @property
     def _is_inside(self) -> bool:
-        """Whether some acquire of it has no release yet: also of a lease that was lost."""
+        """Whether an acquire of it has no release yet. That may be so after the lease was lost, too."""
         return self._depth > 0
 
     def _mark_in_with(self) -> None:

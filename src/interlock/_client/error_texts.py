@@ -61,7 +61,7 @@ def name_lock(error: BaseException, resource: Resource) -> None:
 
 
 def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> AcquireTimeout:
-    """The error for a caller that did not get the resource, since another holder has it."""
+    """The error for a caller that did not get the resource: it is held, others wait first, or it is in quarantine."""
     error = about(resource, AcquireTimeout(_busy_text(resource, timeout, reply)))
     error.waited = timeout
     error.quarantined = lost_identity(reply) is not None

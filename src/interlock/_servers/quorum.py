@@ -140,17 +140,17 @@ class QuorumServer:
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
         try:
-            poll = await self._poll([Request.parse(message) for message in messages], until)
+            round_ = await self._ask_all([Request.parse(message) for message in messages], until)
         except LockError as error:
             return [error] * len(messages)
-        return [reply if isinstance(reply, Exception) else reply.encode() for reply in poll.outcomes]
+        return [reply if isinstance(reply, Exception) else reply.encode() for reply in round_.outcomes]
 
     async def call_with_acks(self, message: Message, until: float, acks: Acks, ack_timeout: float) -> AckedReply:  # noqa: ARG002
         """See Server. No client calls this: `Interlock.lock` refuses acks= with a quorum."""
         raise ConfigError("a quorum takes no acks=: a majority of its servers has each grant")
 
     async def _call_one(self, request: Request, until: float, within: float = VOTE_TIMEOUT) -> Any:
-        (reply,) = (await self._poll([request], until, within)).outcomes
+        (reply,) = (await self._ask_all([request], until, within)).outcomes
         if isinstance(reply, Exception):
             raise reply
         return reply
@@ -160,8 +160,8 @@ class QuorumServer:
         within = min(VOTE_TIMEOUT, max(MIN_VOTE_TIMEOUT, int(call.ttl_ms) / 1000 * VOTE_TTL_SHARE))
         insisted = 0
         while True:
-            poll = await self._poll([request], until, within)
-            (outcome,) = poll.outcomes
+            round_ = await self._ask_all([request], until, within)
+            (outcome,) = round_.outcomes
             if isinstance(outcome, Exception):
                 raise outcome
             if isinstance(outcome, Unagreed):
@@ -174,7 +174,7 @@ class QuorumServer:
             if call.may_wait:
                 if goes_first:
                     return Queued(reply.holder, RECHECK_MS, is_head=True)
-                return await self._yield_split_vote(request, reply, poll.replies, until)
+                return await self._yield_split_vote(request, reply, round_.replies, until)
             insisted += 1
             if not goes_first or self.now() >= until or insisted == MAX_INSISTENCE:
                 return reply  # then the core releases the token at all servers
@@ -220,7 +220,7 @@ class QuorumServer:
     async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
         """Send the call to each server with that server's own marker or note: each server has its own clock."""
         look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
-        replies = (await self._poll([look], until)).replies
+        replies = (await self._ask_all([look], until)).replies
         done = 0
         for node, (state,) in replies.items():
             own = None if isinstance(state, Exception) else request.call.for_server(state)
@@ -263,23 +263,23 @@ class QuorumServer:
         for node in self.nodes:
             node.server.ensure_subscribed(key)
 
-    # Polling all servers
+    # Asking all servers
 
-    async def _poll(self, requests: Sequence[Request], until: float, within: float = VOTE_TIMEOUT) -> Round:
+    async def _ask_all(self, requests: Sequence[Request], until: float, within: float = VOTE_TIMEOUT) -> Round:
         """Send these requests to all servers that are up, and wait until each request has its outcome."""
         if not self._all_up:
             await self._ready(until)
         if self._stragglers:
             await self._collect_stragglers()
-        poll = Round(self, requests, until, within)
+        round_ = Round(self, requests, until, within)
         try:
-            await poll.send()
-            await poll.collect()
-            while not poll.decide():
-                await poll.collect()
+            await round_.send()
+            await round_.collect()
+            while not round_.decide():
+                await round_.collect()
         finally:
-            self._stragglers += [(node, sent, own) for node, own, sent in poll.awaited]
-        return poll
+            self._stragglers += [(node, sent, own) for node, own, sent in round_.awaited]
+        return round_
 
     def order(self) -> list[Node]:
         """All servers; those with an open connection first."""
@@ -477,7 +477,7 @@ class QuorumServer:
 
 
 class Round:
-    """One poll of all servers with the same requests: the replies so far, and the outcomes that they decide."""
+    """One round of the same requests to all servers: the replies so far, and the outcomes that they decide."""
 
     def __init__(self, quorum: QuorumServer, requests: Sequence[Request], until: float, within: float) -> None:
         self.quorum = quorum
@@ -488,7 +488,7 @@ class Round:
         self.awaited: list[tuple[Node, list[Request], SentBatch]] = []  # the servers that have not answered yet
         self.replies: dict[Node, list[Any]] = {}  # the parsed replies; an error where there is no reply
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
-        self._ended = False  # whether the time is up: the poll waits no longer for the servers in `awaited`
+        self._ended = False  # whether the time is up: this round waits no longer for the servers in `awaited`
         self._sent_again: set[Node] = set()
 
     async def send(self) -> None:

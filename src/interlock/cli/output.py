@@ -75,7 +75,7 @@ def print_json(value: object) -> None:
 
 
 def shortened(text: str) -> str:
-    """What somebody else wrote, at most so long that a person reads on."""
+    """This text, which somebody else wrote, cut after `MAX_TEXT` characters."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text)} characters)"
 
 

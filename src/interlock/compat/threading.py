@@ -327,7 +327,8 @@ _NO_TIMEOUT: Final = "a call that does not wait (blocking=False) takes no timeou
 class Lock(_AnyThreads["threads.Lock"]):
     """threading.Lock for all processes that use this name: not reentrant, renewed while it is held.
 
-    Any thread may release what another thread acquired through this object; what another object or process holds, none.
+    Any thread may release what another thread acquired through this object. No thread may release what another object
+    or process holds.
     `locks` is the Interlock; by default default_locks(). It is the same lock as `locks.lock(name)`. If its holder dies,
     it is free after the ttl: 30 s, or the `max_ttl` of the Interlock.
 
