@@ -513,6 +513,72 @@ def test_a_with_that_is_not_on_the_stack_of_the_waiter(server, clean):
         assert locks.lock("a").try_acquire().release()
 
 
+def test_a_with_of_another_frame_of_the_same_function(server, clean):
+    """The frame that waits stands behind the `with` in which another frame of its function is suspended."""
+
+    class Suspended:
+        def __await__(self):
+            yield
+
+    async def both(locks, *, enters):
+        if enters:
+            with locks.lock("a"):
+                await Suspended()
+        else:
+            locks.lock("a").acquire(timeout=0.3)
+
+    with interlock.Interlock(server.url) as locks:
+        coroutine = both(locks, enters=True)
+        coroutine.send(None)
+        with pytest.raises(AcquireTimeout, match="This very thread"):
+            both(locks, enters=False).send(None)
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+
+def test_an_exit_that_the_user_has_loaded_is_no_with(server, clean):
+    """Whoever has that exit may call it."""
+
+    class Kept:
+        """Its frame is gone when the lock is held: the frame of the next one may have the same identity."""
+
+        def __init__(self, lock):
+            self.lock = lock
+
+        def enter(self):
+            self.exit = self.lock.__exit__
+            self.lock.__enter__()
+
+    with interlock.Interlock(server.url) as locks:
+        kept = Kept(locks.lock("a", timeout=0.3))
+        kept.enter()
+        for _ in range(3):
+            with pytest.raises(AcquireTimeout, match="This very thread"):
+                Kept(locks.lock("a", timeout=0.3)).enter()
+        kept.exit(None, None, None)
+        lock = locks.lock("a")
+        leave, _ = lock.__exit__, lock.__enter__()
+        with pytest.raises(AcquireTimeout, match="This very thread"):
+            locks.lock("a").acquire(timeout=0.3)
+        leave(None, None, None)
+        assert locks.lock("a").try_acquire().release()
+
+
+@case
+async def test_an_rlock_whose_with_was_left_and_whose_body_keeps_it(locks, tools):
+    async def inside(kept):
+        async with locks.rlock("a"):
+            kept.append(await locks.rlock("a").acquire())
+            with pytest.raises(Deadlock):
+                await locks.lock("a").acquire()
+
+    kept = []
+    await inside(kept)
+    with pytest.raises(AcquireTimeout, match="This very"):
+        await locks.lock("a").acquire(timeout=0.3)
+    assert await kept[0].release()
+
+
 def test_a_function_that_calls_itself_inside_its_with(server, clean):
     def again(depth):
         with locks.lock("a", timeout=30):

@@ -19,7 +19,7 @@ from .lease import LeaseCore
 from .lock import LockCore
 from .misuse_errors import made_by_interlock
 from .options import LeaseT, Unset
-from .section import Section
+from .section import CallSection, Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -94,11 +94,10 @@ class ElectionCore(LockCore[LeaseT]):
         async with self._stop_scope(stop):
             while True:
                 try:
-                    async with Section(self) as section:
+                    async with CallSection(self) as section:
                         lease = await self._elect(section, polled)
                         if lease is None:
                             return None
-                        lease._mark_held_by_call()
                         lease._begin(until_any_end=True)
                         return await self._call(work, lease)
                 except LeaseLost as error:
@@ -138,7 +137,7 @@ class ElectionCore(LockCore[LeaseT]):
                 if not session.core.requests.closed:
                     raise
             else:
-                lease._mark_in_with()
+                lease._mark_in_with(section)
                 return lease
         return None
 

@@ -32,7 +32,7 @@ from .misuse_errors import INTERLOCK_HINTS, advised
 from .multi import checked_members
 from .options import DEFAULT_TTL, timeout_of
 from .run_names import run_source
-from .section import Section
+from .section import CallSection
 from .synchronized import CallName, busy_answer, decorated
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class InterlockCore(Face):
 
             async def synchronized(*args: Any, **kwargs: Any) -> Any:
                 rlock = self._rlock_type(self, lock.lock_resource(names.of(args, kwargs), self.prefix), checked)
-                async with Section(rlock) as section:
+                async with CallSection(rlock) as section:
                     try:
                         lease = section.lease = await rlock._acquire(timeout)
                     except AcquireTimeout as error:
@@ -179,7 +179,7 @@ class InterlockCore(Face):
                         skipped = Skipped(rlock.name, error.holder, None, None, quarantined=error.quarantined)
                         answered = answer(skipped)
                         return await answered if for_asyncio and inspect.isawaitable(answered) else answered
-                    lease._mark_held_by_call()
+                    lease._mark_in_with(section)
                     lease._begin()
                     return await rlock._call(function, *args, **kwargs)
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from interlock._protocol.types import AutoResetEvent
     from interlock.errors import LeaseLost
 
+    from .section import Section
+
 # What `execute` returns: bytes for strings, as the server sent them.
 Reply = bytes | str | int | float | None | list["Reply"]
 
@@ -125,12 +127,8 @@ class WatchedCore(Face):
         """The error that says who revoked it; None if nobody did."""
         raise NotImplementedError
 
-    def _mark_in_with(self) -> None:
-        """Note that a `with` of its lockable acquired it, and so gives it back."""
-        raise NotImplementedError
-
-    def _mark_held_by_call(self) -> None:
-        """Note that a decorated function, or the work of an election, holds it until it returns."""
+    def _mark_in_with(self, section: Section | None = None) -> None:
+        """Note that a `with` of its lockable acquired it, and so gives it back; and whose section it is."""
         raise NotImplementedError
 
     def _lasting_grants(self) -> list[Grant]:
@@ -276,8 +274,6 @@ class LeaseCore(WatchedCore):
         """Take back one acquire of an rlock: whether others are left."""
         with self._core.runtime.mutex:  # with `owner=`, another thread may enter it just now
             self._depth -= 1
-            if self._depth > 0:
-                self._grant.held_by_call = False  # it may have been the call, and its body may have kept the lease
             return self._depth > 0
 
     def _reenter(self) -> Self | None:
@@ -301,12 +297,10 @@ class LeaseCore(WatchedCore):
         """Whether an acquire of it has no release yet. That may be so after the lease was lost, too."""
         return self._depth > 0
 
-    def _mark_in_with(self) -> None:
+    def _mark_in_with(self, section: Section | None = None) -> None:
         self._grant.in_with = True
-
-    def _mark_held_by_call(self) -> None:
-        if self._depth == 1:  # else the call entered again what its caller may release elsewhere
-            self._grant.held_by_call = True
+        if section is not None and self._depth == 1:  # else it entered again what its caller may release elsewhere
+            self._grant.held_by = weakref.ref(section)
 
     def _lasting_grants(self) -> list[Grant]:
         return [self._grant] if lasts(self._grant) else []

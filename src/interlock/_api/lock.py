@@ -19,7 +19,7 @@ from .functions import checked_awaitable, checked_function, checked_result, chec
 from .misuse_errors import LOCK_HINTS, made_by_interlock
 from .named import NamedCore, StateT
 from .options import UNSET, LeaseT, Unset, timeout_of
-from .section import Section
+from .section import CallSection, Section
 from .synchronized import decorated
 
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         checked_tag(self._primitive, self.name, function)
 
         async def locked(*args: Any, **kwargs: Any) -> Any:
-            async with Section(self) as section:
+            async with CallSection(self) as section:
                 if (owner := self._interlock._current_owner()) is not None:
                     section.entered_by = weakref.ref(owner)
-                lease = await self._enter(section)
-                lease._mark_held_by_call()
+                await self._enter(section)
                 return await self._call(function, *args, **kwargs)
 
         return decorated(function, locked, for_asyncio=self._interlock._for_asyncio)
@@ -127,7 +126,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
             self._check_not_inside(who)
         lease = section.lease = await self._acquire(UNSET)
         if not section.by_hand:
-            lease._mark_in_with()
+            lease._mark_in_with(section)
         if who is not None:
             self._inside[who] = weakref.ref(lease)
         if section.by_hand:

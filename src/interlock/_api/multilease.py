@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock.errors import LeaseLost
 
+    from .section import Section
+
 
 class MultiLeaseCore(WatchedCore):
     """Several leases as one."""
@@ -111,16 +113,12 @@ class MultiLeaseCore(WatchedCore):
         finally:
             now = error = None  # their tracebacks refer to this frame
 
-    def _mark_in_with(self) -> None:
+    def _mark_in_with(self, section: Section | None = None) -> None:
         for lease in self._leases.values():
-            lease._mark_in_with()
+            lease._mark_in_with(section)
 
     def _revocation(self) -> LeaseLost | None:
         return next((lost for lease in self._leases.values() if (lost := lease._revocation()) is not None), None)
-
-    def _mark_held_by_call(self) -> None:
-        for lease in self._leases.values():
-            lease._mark_held_by_call()
 
     def _lasting_grants(self) -> list[Grant]:
         return [grant for lease in self._leases.values() for grant in lease._lasting_grants()]

@@ -13,16 +13,20 @@ of `__exit__`. Such a Section is *by hand*.
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from interlock._client.error_texts import about
+from interlock._client.places import GENERATOR, is_on_stack, is_one_expression
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType, TracebackType
+
+    from interlock._client.places import Place
 
 S = TypeVar("S", bound="Section")
 # Modules whose frames may lie below a generator that a pool of threads drives, with no code of the user in between.
@@ -32,7 +36,8 @@ POOLS: Final = {"contextlib", "threading", "concurrent.futures.thread", "anyio._
 class Section:
     """The `__exit__` of one `with`, and the owner of its lease."""
 
-    __slots__ = ("__weakref__", "by_hand", "entered_by", "lease", "lockable")
+    __slots__ = ("__weakref__", "by_hand", "entered_by", "frame_id", "lease", "loaded_at", "lockable")
+    is_call: ClassVar[bool] = False
 
     def __init__(self, lockable: Any = None) -> None:
         # None outside the body. Assign the result of `_acquire` directly: between two statements an interrupt could
@@ -40,6 +45,9 @@ class Section:
         self.lease: Any = None
         self.lockable = lockable  # None until it is entered or left, if `__exit__` was loaded from the class
         self.by_hand = False  # entered by a call of `__enter__` without a `with`
+        # Where `__exit__` was loaded from the lockable, and the identity of the frame that did so
+        self.loaded_at: Place | None = None
+        self.frame_id = 0
         # The thread or task that entered; None if another one may run the body. Weak: an error of that task may refer
         # to this Section.
         self.entered_by: weakref.ref[Any] | None = None
@@ -63,6 +71,22 @@ class Section:
             if section.entered_by is not None:
                 section.lockable._inside.pop(section.entered_by, None)
 
+    def holds_for_its_body(self, place: Place | None) -> bool:
+        """Whether it is a `with` whose body runs on the thread or task that entered it, at this place.
+
+        Never in a generator, whose body any thread or task may run.
+        """
+        if self.loaded_at is None or place is None or place[0].co_flags & GENERATOR:
+            return False
+        return is_one_expression(self.loaded_at, place)
+
+    def encloses_this_call(self, place: Place | None) -> bool:
+        """Whether the body of a `with`, entered at this place, calls this function.
+
+        The frame of a `with` is alive as long as its Section, and so no other frame has its identity.
+        """
+        return self.holds_for_its_body(place) and is_on_stack(self.frame_id)
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -84,6 +108,21 @@ class Section:
             self.lease._release_in_background(None, later=True)
 
 
+class CallSection(Section):
+    """The section of a decorated call, or of the work of an election: its body is the function that is called."""
+
+    __slots__ = ()
+    is_call = True
+
+    def holds_for_its_body(self, place: Place | None) -> bool:  # noqa: ARG002 (see Section)
+        """Always: the lease is given back when the function returns."""
+        return True
+
+    def encloses_this_call(self, place: Place | None) -> bool:  # noqa: ARG002 (see Section)
+        """For the thread or task that acquired the lease always: it runs the function."""
+        return True
+
+
 class WithExit(Generic[S]):
     """The `__exit__` of a lockable: a new Section for each load."""
 
@@ -92,6 +131,9 @@ class WithExit(Generic[S]):
 
     def __get__(self, lockable: Any, _: object = None) -> S:
         section = self.make(lockable)
+        if lockable is not None:  # else loaded from the class, as no `with` does
+            frame = sys._getframe(1)
+            section.frame_id, section.loaded_at = id(frame), (frame.f_code, frame.f_lasti)
         _loaded.section = weakref.ref(section)
         return section
 

@@ -248,7 +248,7 @@ class Grant:
     fence: int  # 0 until the server has reserved one for it
     since: float = 0.0  # when its caller acquired it
     end_reason: str | None = None  # why it ended; None before
-    held_by_call: bool = False  # a decorated function holds the lease as long as its caller runs it
+    held_by: weakref.ref[Any] | None = None  # the Section of the `with` or of the decorated call that acquired it
     in_with: bool = False  # a `with` of its lockable acquired it, and so gives it back
     lease: weakref.ref[Any] | None = None  # the Lease that is notified of its end; None before the section begins
 

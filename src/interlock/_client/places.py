@@ -6,11 +6,11 @@ place is a `with` is read from the bytecode there: an exit stack or a call of `_
 
 from __future__ import annotations
 
-import dis
 import inspect
 import os
 import sys
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -69,20 +69,28 @@ def _line_in(code: CodeType, offset: int) -> int:
     return next(lines, code.co_firstlineno)
 
 
-def encloses_this_call(place: Place | None) -> bool:
-    """Whether this place is a `with` whose body calls this function, as far as the stack and the bytecode tell.
-
-    Never for a generator, whose body any thread or task may run on.
-    """
-    if place is None or place[0].co_flags & GENERATOR:
-        return False
-    code, entered_at = place[0], _start_of(*place)
+def is_on_stack(frame_id: int) -> bool:
+    """Whether the frame with this identity has called this function. That frame must be alive."""
     frame: FrameType | None = sys._getframe(1)
-    # A frame that stands at the `with` itself is another call of the same function, which enters now: two tasks may run
-    # one function.
-    while frame is not None and not (frame.f_code is code and _start_of(code, frame.f_lasti) > entered_at):
+    while frame is not None and id(frame) != frame_id:
         frame = frame.f_back
-    return frame is not None and _is_with(*place)
+    return frame is not None
+
+
+def is_one_expression(one: Place, other: Place) -> bool:
+    """Whether two instructions belong to one expression, or to the head of one `with`.
+
+    Without columns (`-X no_debug_ranges`) only an instruction and itself certainly do.
+    """
+    if one[0] is not other[0]:
+        return False
+    return one[1] == other[1] or (None not in (span := _span_of(*one)) and span == _span_of(*other))
+
+
+@lru_cache(maxsize=MAX_PLACES)
+def _span_of(code: CodeType, offset: int) -> tuple[int | None, ...]:
+    """The first and the last line and column of what an instruction belongs to."""
+    return next(islice(code.co_positions(), offset // 2, None))
 
 
 def interrupted_calls() -> Iterator[Mapping[str, Any]]:
@@ -98,25 +106,3 @@ def interrupted_calls() -> Iterator[Mapping[str, Any]]:
         if NOT_THE_USERS[frame.f_code.co_filename]:
             yield frame.f_locals
         frame = frame.f_back
-
-
-@lru_cache(maxsize=MAX_PLACES)
-def enters_with(place: Place) -> bool:
-    """Whether this place enters a `with` whose body runs on the same thread or task, as far as the bytecode tells."""
-    return not place[0].co_flags & GENERATOR and _is_with(*place)
-
-
-def _start_of(code: CodeType, offset: int) -> int:
-    """Where the instruction starts that runs at this offset, which may be in what the interpreter stores behind it."""
-    return max((each.offset for each in dis.get_instructions(code) if each.offset <= offset), default=-1)
-
-
-def _is_with(code: CodeType, offset: int) -> bool:
-    """Whether the instruction at this offset enters a `with`, or awaits the `__aenter__` of an `async with`."""
-    before = [each for each in dis.get_instructions(code) if each.offset <= offset][-4:]
-    names = [each.opname for each in before]
-    if names[-1:] == ["SEND"]:  # what is awaited came one instruction earlier or, since Python 3.15, two
-        awaited = [each.arg for each in before if each.opname == "GET_AWAITABLE"]
-        return awaited[-1:] == [1]  # 1: of what __aenter__ returned
-    # Since Python 3.14 a `with` loads `__enter__` and calls it, as two instructions.
-    return names[-1:] == ["BEFORE_WITH"] or names[-2:] == ["LOAD_SPECIAL", "CALL"]

@@ -109,7 +109,8 @@ def _attempts_in(value: Any) -> list[Attempt]:
     if isinstance(value, Attempt):
         return [value]
     if isinstance(value, Grant):  # find() knows the grants of calls, and says more about them
-        return [] if value.held_by_call and value.end_reason is None else [value.attempt, value.hold.claim]
+        is_of_call = (section := section_of(value)) is not None and section.is_call
+        return [] if is_of_call and value.end_reason is None else [value.attempt, value.hold.claim]
     if isinstance(value, Hold):
         return _attempts_in(value.grant) or [value.claim]
     if isinstance(value, dict | list):  # of a multi
@@ -154,6 +155,12 @@ def lasts(grant: Grant) -> bool:
     return hold.renews and hold.max_hold_until == FOREVER and grant.end_reason is None
 
 
+def section_of(grant: Grant) -> Any:
+    """The Section of the `with` or the decorated call that holds this lease; None if there is none, or it was left."""
+    section = grant.held_by() if grant.held_by is not None else None
+    return section if section is not None and section.lease is not None else None
+
+
 def begins_alike(attempt: Attempt, reply: Queued | Busy) -> bool:
     """Whether the token of the holder names the process, and the thread or task, that this attempt names."""
     return reply.holder[:-_RANDOM_DIGITS] == attempt.token[:-_RANDOM_DIGITS].encode()
@@ -186,7 +193,8 @@ def find(
 
 
 def _encloses(grant: Grant) -> bool:
-    return grant.held_by_call or encloses_this_call(grant.attempt.place)
+    section = section_of(grant)
+    return section is not None and section.encloses_this_call(grant.attempt.place)
 
 
 def _are_too_many(attempt: Attempt, held: Sequence[Grant | Attempt]) -> bool:

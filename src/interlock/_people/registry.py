@@ -19,8 +19,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from interlock._client.error_texts import server_error
-from interlock._client.places import enters_with, line_of
-from interlock._client.self_wait import lasts, name_of_caller
+from interlock._client.places import line_of
+from interlock._client.self_wait import lasts, name_of_caller, section_of
 from interlock._people.answers import Answers
 from interlock._people.observation import trace_id_of
 from interlock._protocol.log import log
@@ -328,5 +328,5 @@ def _caller_number(attempt: Attempt) -> str:
 
 def _lasts(grant: Grant) -> bool:
     """Whether nothing but the end of the holder's own `with` or decorated call ends this lease."""
-    place = grant.attempt.place
-    return lasts(grant) and place is not None and (grant.held_by_call or enters_with(place))
+    place, section = grant.attempt.place, section_of(grant)
+    return lasts(grant) and place is not None and section is not None and section.holds_for_its_body(place)

@@ -200,6 +200,8 @@ class _Holder(_Handle[T]):
         section = section_of_this_with(self, _Exit)
         section.lease = lease = self._acquire(None)
         assert lease is not None
+        if not section.by_hand:
+            section.lease._mark_in_with(section)
         self._keep(lease)
         return True
 
