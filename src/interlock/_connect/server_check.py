@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected
-from interlock._quarantine.identity import parse_info
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:

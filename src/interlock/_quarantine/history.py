@@ -29,13 +29,14 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
 from interlock._protocol.timing import now
-from interlock._quarantine.identity import Facts, parse_info
 from interlock._quarantine.stamp import RETURNED, IdentityStamp
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
+    from interlock._quarantine.identity import Facts
 
 _NO_IDENTITY: Final = (
     "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or failover that "

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, Final, NamedTuple, cast
 
+from interlock._protocol.info import parse_info
+
 IDENTITY_LENGTH: Final = 12  # characters of run_id and replid: enough to distinguish servers
 NO_REPLID: Final = "0" * 40
 IDENTITY_COMMANDS: Final = (("INFO", "server"), ("INFO", "replication"), ("TIME",))
@@ -46,12 +48,6 @@ class Facts(NamedTuple):
     def promoted(self) -> bool:
         """Whether the process was a replica once."""
         return self.replid2 not in ("", NO_REPLID)
-
-
-def parse_info(info: Any) -> dict[str, str]:
-    """The fields of a reply to INFO; no fields if the reply is an error."""
-    text: str = info.decode(errors="replace") if isinstance(info, bytes) else ""
-    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
 
 def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
 from interlock._protocol.timing import DRIFT, HANDOVER_TTL, PROOF_TIMEOUT, now
-from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, NO_REPLID, parse_info
+from interlock._quarantine.identity import IDENTITY_COMMANDS, IDENTITY_LENGTH, NO_REPLID
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address

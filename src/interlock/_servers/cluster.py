@@ -32,6 +32,7 @@ from redis.exceptions import ResponseError
 
 from interlock._client.error_texts import CLUSTER_RIGHTS
 from interlock._connect.refusals import connection_error
+from interlock._protocol.info import parse_info
 from interlock._protocol.timing import DRIFT, RETRY_FOR
 from interlock._protocol.types import (
     AckedReply,
@@ -48,7 +49,7 @@ from interlock._protocol.types import (
     is_transient,
     may_have_written,
 )
-from interlock._quarantine.identity import identity_of, parse_info
+from interlock._quarantine.identity import identity_of
 from interlock._quarantine.lossless import ask_server, least_ttl, read_server
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._quarantine.slot_history import SlotHistory, lossless_entry, lossless_through

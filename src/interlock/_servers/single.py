@@ -15,9 +15,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock._protocol.info import parse_info
 from interlock._protocol.timing import DRIFT, FOREVER
 from interlock._protocol.types import ONLY_ROUTE, AckedReply, Disconnected, Route, ServerError
-from interlock._quarantine.identity import parse_info
 from interlock._quarantine.lossless import least_lossless_ttl
 from interlock._quarantine.primacy import Primacy
 from interlock._quarantine.proofs import Proofs

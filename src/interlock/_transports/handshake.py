@@ -10,6 +10,7 @@ from redis.exceptions import ResponseError
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import check_server
 from interlock._people import grant_log
+from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
 from interlock._protocol.types import Disconnected, is_transient
 from interlock._quarantine.identity import (
@@ -18,7 +19,6 @@ from interlock._quarantine.identity import (
     PAST_COMMANDS,
     is_loading,
     parse_facts,
-    parse_info,
 )
 from interlock._transports.resp import ReplyError, pack
 

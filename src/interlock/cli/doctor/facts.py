@@ -14,7 +14,7 @@ from interlock._connect.clusters import Cluster
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
-from interlock._quarantine.identity import parse_info
+from interlock._protocol.info import parse_info
 from interlock._servers.cluster import _address_in_map
 from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
