@@ -15,8 +15,7 @@ from interlock._protocol.run import run
 from interlock._protocol.timing import FOREVER
 from interlock._quarantine import history
 from interlock._quarantine.identity import Facts
-from interlock._quarantine.slot_history import SlotHistory
-from interlock._quarantine.stamp import IdentityStamp
+from interlock._quarantine.stamp import IdentityStamp, SlotHistory
 from interlock.primitives.messages import encode_release
 
 rule = pytest.mark.rule

@@ -25,7 +25,9 @@ async def met(locks):
     """Make a client meet all primaries of its cluster: from then on it is a witness of their restarts."""
     await (await locks.lock("hello", ttl=1).acquire()).release()
     server = locks._session.server
-    await until(lambda: all(member is not None and member.history.identity_at_map for member in {*server._map}))
+    await until(
+        lambda: all(member is not None and member.history.identity_at_map for member in {*server.slots.serving})
+    )
 
 
 async def handed_over(lockable, other, heard):

@@ -171,8 +171,8 @@ FOUND: Final = (
         "a client asks a node of a cluster for ever that has become a replica again",
         (
             Change(
-                "_servers/cluster.py",
-                "counts = move.source_stamp.identity or slot in self._moves",
+                "_servers/slot_map.py",
+                "counts = move.source_stamp.identity or slot in self._histories.moves",
                 "counts = move.source_stamp.identity",
             ),
         ),

@@ -26,7 +26,7 @@ from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
-from interlock._quarantine.slot_history import SlotHistory
+from interlock._quarantine.stamp import SlotHistory
 from interlock._servers import single
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 
@@ -105,7 +105,9 @@ async def knows_all(mode, locks):
     """Make a client meet all primaries: from then on it is a witness of their restarts."""
     await use(locks.lock("hello"))
     server = server_of(mode, locks)
-    await until(lambda: all(member is not None and member.history.identity_at_map for member in {*server._map}))
+    await until(
+        lambda: all(member is not None and member.history.identity_at_map for member in {*server.slots.serving})
+    )
     return server
 
 
@@ -299,7 +301,7 @@ async def test_waiters_move_with_their_slot(mode, clean, harmed):
     old = harmed.primary_of(slot)
     new = _another(harmed, old)
     harmed.migrate(slot, to=new)
-    await until(lambda: server_of(mode, others)._map[slot].address.parameters["port"] == new.port)
+    await until(lambda: server_of(mode, others).slots.serving[slot].address.parameters["port"] == new.port)
     await until(lambda: subscription(mode, others, "w")[0] == "1")
     assert await lease.release()
     await (await asyncio.wait_for(waiter, 10)).release()
@@ -370,7 +372,9 @@ async def test_a_lease_that_has_moved_to_the_next_node_is_renewed_there(mode, cl
                 assert lease.remaining() > 35
             # A new lock has keys that exist nowhere, which no server answers for until the slot has arrived.
             assert isinstance(await outcome(locks.lock("c:{ask}").acquire(timeout=0.3)), AcquireTimeout | Unavailable)
-            assert server_of(mode, locks)._map[slot].address.parameters["port"] == old.port  # ASK changes no map
+            assert (
+                server_of(mode, locks).slots.serving[slot].address.parameters["port"] == old.port
+            )  # ASK changes no map
     assert steps == ["open", "half", "moved"]
     for lease in leases:
         assert await lease.release()
@@ -587,8 +591,8 @@ async def _learn_none():
 async def new_map(mode, locks):
     """Let a client read the map now."""
     server = server_of(mode, locks)
-    server._next_map_at = 0.0
-    loading = server._load_map(server.runtime.now() + 10)
+    server.slots._next_map_at = 0.0
+    loading = server.slots.load(server.runtime.now() + 10)
     if mode.name == "asyncio":
         await loading
     else:
@@ -637,7 +641,7 @@ async def test_a_restart_between_two_moves_there_and_back_begins_a_quarantine(mo
         await asyncio.to_thread(group.wait_ok)
         assert "quarantine" in str(await outcome(locks.lock(there, ttl=6).acquire(timeout=0.5)))
         await new_map(mode, locks)
-        nodes = {*server_of(mode, locks)._map}
+        nodes = {*server_of(mode, locks).slots.serving}
         await until(lambda: all(node.history.identity_at_map == node.history.latest.identity for node in nodes))
         await asyncio.to_thread(group.migrate, slot, to=first)
         await new_map(mode, locks)
@@ -660,7 +664,7 @@ async def test_a_move_that_is_noted_while_a_caller_looks_at_an_earlier_one_is_no
             first = group.nodes[0]
             name = names_on(group, first)[0]
             await use(locks.lock(name))
-            await until(lambda: all(node.history.identity_at_map for node in {*server._map}))
+            await until(lambda: all(node.history.identity_at_map for node in {*server.slots.serving}))
             slot, second = group.slot(f"lock:{name}"), group.replica_of(first)
             learn, targets, goes_on = server._learn_slot_history, [], asyncio.Event()
 
@@ -672,8 +676,8 @@ async def test_a_move_that_is_noted_while_a_caller_looks_at_an_earlier_one_is_no
                     await goes_on.wait()
 
             async def read_map():
-                server._next_map_at = 0.0
-                await server._load_map(server.runtime.now() + 10)
+                server.slots._next_map_at = 0.0
+                await server.slots.load(server.runtime.now() + 10)
 
             server._learn_slot_history = learn_slowly
             await asyncio.to_thread(group.failover, second)
@@ -747,7 +751,7 @@ async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_
         harmed.failover(harmed.replica_of(shard))
         await use(locks.lock(there), 10)
     serving = harmed.primary_of(f"lock:{there}")
-    member = next(each for each in {*server._map} if each.address.parameters["port"] == serving.port)
+    member = next(each for each in {*server.slots.serving} if each.address.parameters["port"] == serving.port)
     await until(lambda: member.history.identity_at_map == member.history.latest.identity)
     old = harmed.primary_of(slot)
     harmed.migrate(slot, to=serving)

@@ -96,7 +96,7 @@ async def test_an_isolated_primary_stops_before_the_isolation_grace_ends(mode, w
     wired.isolate(old, silent=True)
     silent = time.monotonic()
     last = await last_write(old, "cluster is down")
-    graces = {member.history.latest.isolation_grace for member in {*locks._session.server._map}}
+    graces = {member.history.latest.isolation_grace for member in {*locks._session.server.slots.serving}}
     assert graces == {4.0}
     assert last - silent < 4.0
 

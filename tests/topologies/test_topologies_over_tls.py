@@ -34,7 +34,7 @@ async def test_a_cluster_over_tls_works_and_an_untrusted_certificate_is_refused(
         leases = [await mode.keep(locks.lock(f"held-{number}").acquire()) for number in range(12)]
         assert len({cluster.primary_of(f"lock:{lease.name}") for lease in leases}) == 3
         server = others._session.server
-        assert all(member.address.kind == "tls" for member in {*server._map})
+        assert all(member.address.kind == "tls" for member in {*server.slots.serving})
         await handed_over(locks.lock("a"), others.lock("a"), lambda: server.subscription_of("lock:a")[0] == "1")
         slot = cluster.slot("lock:held-0")
         old = cluster.primary_of(slot)

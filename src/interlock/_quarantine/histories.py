@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._connect.address import Address
-    from interlock._quarantine.slot_move import SlotMove
+    from interlock._quarantine.slot_moves import SlotMove
 
 
 class Histories:

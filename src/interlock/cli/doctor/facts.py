@@ -15,7 +15,7 @@ from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.info import parse_info
-from interlock._servers.cluster import _address_in_map
+from interlock._servers.slot_map import address_in_map
 from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.registry import INDEX, entries_key
@@ -113,7 +113,7 @@ def _primaries(cluster: Cluster) -> list[Address]:
     for seed in cluster.seeds:
         with contextlib.suppress(RedisError, OSError), _connected(seed) as connection:
             slots = _reply(connection, "CLUSTER", "SLOTS")
-            nodes = {address.display_url: address for entry in slots for address in (_address_in_map(seed, entry[2]),)}
+            nodes = {address.display_url: address for entry in slots for address in (address_in_map(seed, entry[2]),)}
             return list(nodes.values())
     return list(cluster.seeds)
 
