@@ -15,13 +15,14 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from interlock._protocol.names import duration
+from interlock._protocol.run import run
 from interlock.errors import ConfigError, LockError, Unavailable
 from interlock.primitives.scripts import load
 
 from . import Fenced, fence_of, stale_fence_error
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from interlock._api.lease import Reply
 
@@ -86,14 +87,11 @@ def execute(
 
     """
     _check_client(client, asynchronous=False)
-    script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
-    try:
-        reply = client.execute_command("EVALSHA", script.sha, *words)
-    except Exception as error:
-        if not _is_noscript(error):
-            raise
-        reply = client.execute_command("EVAL", script.source, *words)
-    return _replies(reply, lease, commands, fence_key)
+
+    async def send(*words: Word) -> object:
+        return client.execute_command(*words)
+
+    return run(_execute(send, lease, commands, keys, fence_key, keep))
 
 
 async def aexecute(
@@ -107,13 +105,25 @@ async def aexecute(
 ) -> list[Reply]:
     """Run the commands as `execute` does, with a client for asyncio."""
     _check_client(client, asynchronous=True)
+    return await _execute(client.execute_command, lease, commands, keys, fence_key, keep)
+
+
+async def _execute(
+    send: Callable[..., Awaitable[object]],
+    lease: Fenced,
+    commands: Sequence[Sequence[Word]],
+    keys: Sequence[str | bytes],
+    fence_key: str | bytes,
+    keep: float,
+) -> list[Reply]:
+    """See `execute`. Sends the script by its SHA1, and its text only to a server that does not know the script."""
     script, words = load("guard", "interlock.fence"), _words(lease, commands, keys, fence_key, keep)
     try:
-        reply = await client.execute_command("EVALSHA", script.sha, *words)
+        reply = await send("EVALSHA", script.sha, *words)
     except Exception as error:
         if not _is_noscript(error):
             raise
-        reply = await client.execute_command("EVAL", script.source, *words)
+        reply = await send("EVAL", script.source, *words)
     return _replies(reply, lease, commands, fence_key)
 
 
