@@ -23,7 +23,7 @@ from .workers import Worker
 if TYPE_CHECKING:
     from interlock._protocol.types import Server
 
-    from .scenario import Run
+    from . import parts
 
 CLOSER: Final = "closer"  # the coroutine that closes a session
 
@@ -43,7 +43,7 @@ class SimInterlock(aio.Interlock):
 class Client:
     """One process with a session and its workers."""
 
-    def __init__(self, run: Run, name: str, original: Client | None = None) -> None:
+    def __init__(self, run: parts.Run, name: str, original: parts.Client | None = None) -> None:
         """Start a new process, or restore one from a snapshot of `original`, with the same data."""
         self.run = run
         self.name = name
@@ -119,7 +119,7 @@ class Client:
         finally:
             task.leave()
 
-    def _restore(self, original: Client) -> None:
+    def _restore(self, original: parts.Client) -> None:
         mine, copied = self.session, original.session
         mine.core.process_id, mine.channel = copied.core.process_id, copied.channel
         self.known_limits = copy.copy(original.known_limits)

@@ -8,14 +8,12 @@ name it in the sets below, too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._protocol.types import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from .server import Server
 
 
 class ZSet(dict[bytes, float]):
@@ -28,6 +26,44 @@ class Hash(dict[bytes, bytes]):
 
 class Stream(dict[bytes, tuple[bytes, ...]]):
     """A stream: its entries by their ids."""
+
+
+class Keys(Protocol):
+    """What the commands see of a server: see `server.Server`."""
+
+    data: dict[bytes, Any]
+    expires: dict[bytes, int]
+    now_ms: int
+
+    @property
+    def publish(self) -> Callable[[bytes, bytes], int]:
+        """Publish a payload on a channel. Returns the number of its subscribers."""
+        ...
+
+    @property
+    def subscribers(self) -> Callable[[bytes], int]:
+        """Return the number of subscribers of a channel."""
+        ...
+
+    def find(self, key: bytes, kind: type[Any]) -> Any:
+        """Return the value of a key, or None if the key does not exist. Raises WRONGTYPE."""
+        ...
+
+    def purge(self, key: bytes) -> None:
+        """Delete the key if its time is over."""
+        ...
+
+    def remove(self, key: bytes) -> bool:
+        """Delete the key. Returns whether it existed."""
+        ...
+
+    def collection(self, key: bytes, kind: type[Any]) -> Any:
+        """Return the collection at this key; create it if there is none."""
+        ...
+
+    def ordered(self, key: bytes) -> list[bytes]:
+        """Return the members of a sorted set in order."""
+        ...
 
 
 def text(value: Any) -> bytes:
@@ -53,11 +89,11 @@ def _score(value: bytes) -> float:
         raise ServerError("ERR value is not a valid float") from None
 
 
-def _get(server: Server, key: bytes) -> Any:
+def _get(server: Keys, key: bytes) -> Any:
     return server.find(key, bytes)
 
 
-def _set(server: Server, key: bytes, value: bytes, *options: bytes) -> Any:
+def _set(server: Keys, key: bytes, value: bytes, *options: bytes) -> Any:
     until = None
     if options:
         match [option.upper() for option in options]:
@@ -78,26 +114,26 @@ def _set(server: Server, key: bytes, value: bytes, *options: bytes) -> Any:
     return b"OK"
 
 
-def _del(server: Server, *keys: bytes) -> Any:
+def _del(server: Keys, *keys: bytes) -> Any:
     for key in keys:
         server.purge(key)
     return sum(server.remove(key) for key in keys)
 
 
-def _exists(server: Server, *keys: bytes) -> Any:
+def _exists(server: Keys, *keys: bytes) -> Any:
     for key in keys:
         server.purge(key)
     return sum(key in server.data for key in keys)
 
 
-def _pttl(server: Server, key: bytes) -> Any:
+def _pttl(server: Keys, key: bytes) -> Any:
     server.purge(key)
     if key not in server.data:
         return -2
     return server.expires[key] - server.now_ms if key in server.expires else -1
 
 
-def _pexpire(server: Server, key: bytes, ms: bytes) -> Any:
+def _pexpire(server: Keys, key: bytes, ms: bytes) -> Any:
     span = _integer(ms)
     server.purge(key)
     if key not in server.data:
@@ -109,7 +145,7 @@ def _pexpire(server: Server, key: bytes, ms: bytes) -> Any:
     return 1
 
 
-def _zadd(server: Server, key: bytes, *words: bytes) -> Any:
+def _zadd(server: Keys, key: bytes, *words: bytes) -> Any:
     *options, score, member = words
     number = _score(score)
     scores = server.collection(key, ZSet)
@@ -119,15 +155,15 @@ def _zadd(server: Server, key: bytes, *words: bytes) -> Any:
     return int(new)
 
 
-def _zrem(server: Server, key: bytes, *members: bytes) -> Any:
+def _zrem(server: Keys, key: bytes, *members: bytes) -> Any:
     return _dropped(server, key, ZSet, members)
 
 
-def _hdel(server: Server, key: bytes, *names: bytes) -> Any:
+def _hdel(server: Keys, key: bytes, *names: bytes) -> Any:
     return _dropped(server, key, Hash, names)
 
 
-def _dropped(server: Server, key: bytes, kind: type[Any], members: Iterable[bytes]) -> int:
+def _dropped(server: Keys, key: bytes, kind: type[Any], members: Iterable[bytes]) -> int:
     collection = server.find(key, kind)
     if collection is None:
         return 0
@@ -137,16 +173,16 @@ def _dropped(server: Server, key: bytes, kind: type[Any], members: Iterable[byte
     return count
 
 
-def _zscore(server: Server, key: bytes, member: bytes) -> Any:
+def _zscore(server: Keys, key: bytes, member: bytes) -> Any:
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
     return text(scores[member]) if member in scores else None
 
 
-def _zcard(server: Server, key: bytes) -> Any:
+def _zcard(server: Keys, key: bytes) -> Any:
     return len(server.find(key, ZSet) or ())
 
 
-def _zrange(server: Server, key: bytes, first: bytes, last: bytes, *options: bytes) -> Any:
+def _zrange(server: Keys, key: bytes, first: bytes, last: bytes, *options: bytes) -> Any:
     members = server.ordered(key)
     start, stop = _integer(first), _integer(last)
     start, stop = (max(0, i + len(members)) if i < 0 else i for i in (start, stop)) if members else (0, -1)
@@ -163,7 +199,7 @@ def _between(least: bytes, most: bytes) -> Callable[[float], bool]:
     return lambda score: (low < score if above else low <= score) and (score < high if below else score <= high)
 
 
-def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *options: bytes) -> Any:
+def _zrangebyscore(server: Keys, key: bytes, least: bytes, most: bytes, *options: bytes) -> Any:
     inside = _between(least, most)
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
     chosen = [member for member in server.ordered(key) if inside(scores[member])]
@@ -174,41 +210,41 @@ def _zrangebyscore(server: Server, key: bytes, least: bytes, most: bytes, *optio
     return [part for member in chosen for part in (member, _zscore(server, key, member))] if with_scores else chosen
 
 
-def _zremrangebyscore(server: Server, key: bytes, least: bytes, most: bytes) -> Any:
+def _zremrangebyscore(server: Keys, key: bytes, least: bytes, most: bytes) -> Any:
     inside = _between(least, most)
     scores: dict[bytes, float] = server.find(key, ZSet) or {}
     return _dropped(server, key, ZSet, [member for member, score in scores.items() if inside(score)])
 
 
-def _hget(server: Server, key: bytes, field: bytes) -> Any:
+def _hget(server: Keys, key: bytes, field: bytes) -> Any:
     fields: dict[bytes, bytes] = server.find(key, Hash) or {}
     return fields.get(field)
 
 
-def _hmget(server: Server, key: bytes, *names: bytes) -> Any:
+def _hmget(server: Keys, key: bytes, *names: bytes) -> Any:
     fields: dict[bytes, bytes] = server.find(key, Hash) or {}
     return [fields.get(name, False) for name in names]  # Lua sees a missing field as false
 
 
-def _hset(server: Server, key: bytes, *pairs: bytes) -> Any:
+def _hset(server: Keys, key: bytes, *pairs: bytes) -> Any:
     fields = server.collection(key, Hash)
     before = len(fields)
     fields.update(zip(pairs[::2], pairs[1::2], strict=True))
     return len(fields) - before
 
 
-def _hincrby(server: Server, key: bytes, field: bytes, number: bytes) -> Any:
+def _hincrby(server: Keys, key: bytes, field: bytes, number: bytes) -> Any:
     fields = server.collection(key, Hash)
     fields[field] = b"%d" % (_integer(fields.get(field, b"0")) + _integer(number))
     return int(fields[field])
 
 
-def _hgetall(server: Server, key: bytes) -> Any:
+def _hgetall(server: Keys, key: bytes) -> Any:
     fields: dict[bytes, bytes] = server.find(key, Hash) or {}
     return [word for field in fields.items() for word in field]
 
 
-def _xadd(server: Server, key: bytes, *words: bytes) -> Any:
+def _xadd(server: Keys, key: bytes, *words: bytes) -> Any:
     _, _, longest, _, *fields = words  # MAXLEN ~ length *
     entries = server.collection(key, Stream)
     number = b"%d-%d" % (server.now_ms, len(entries))
@@ -218,17 +254,17 @@ def _xadd(server: Server, key: bytes, *words: bytes) -> Any:
     return number
 
 
-def _publish(server: Server, channel: bytes, payload: bytes) -> Any:
+def _publish(server: Keys, channel: bytes, payload: bytes) -> Any:
     return server.publish(channel, payload)
 
 
-def _pubsub(server: Server, verb: bytes, channel: bytes) -> Any:
+def _pubsub(server: Keys, verb: bytes, channel: bytes) -> Any:
     if verb.upper() != b"NUMSUB":
         raise ServerError("ERR unknown PUBSUB subcommand")
     return [channel, server.subscribers(channel)]
 
 
-def _command(_: Server, verb: bytes, name: bytes, *args: bytes) -> Any:
+def _command(_: Keys, verb: bytes, name: bytes, *args: bytes) -> Any:
     if verb.upper() != b"GETKEYS":
         raise ServerError("ERR unknown COMMAND subcommand")
     if name.upper() not in {b"GET", b"SET"} or not args:

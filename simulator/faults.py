@@ -10,77 +10,29 @@ grants its request (see coroutines.py).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from interlock.errors import LockError
 
 from . import later
-from .chance import STRIKE
 from .clients import CLOSER
 from .coroutines import Task, Trap
 from .coverage import OF_A_PROCESS
 from .invariants.attempts import WORKERS
-from .outages import KINDS, MAX_LAG, Outages
+from .outage_kinds import KINDS, MAX_LAG
+from .outages import Outages
 from .sim_pool import IO_TIMEOUT
+from .strikes import strikes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .chance import Chance
-    from .clients import Client
-    from .profiles import Profile
-    from .scenario import Run
+    from .parts import Client, Run
     from .server import Server
+    from .strikes import Strike
     from .subjects import ResourceModel
 
 MAX_CLIENTS: Final = 6  # with so many clients, the simulator restores no further client twice
-TRAP_POINTS: Final = ("before_send", "park", "park", "wake", "wake", "handover", "handover")
-
-
-class Strike(NamedTuple):
-    """One later fault."""
-
-    number: int
-    when: float
-    kind: str
-    point: str
-    skips: int  # how many such points its victim passes before
-    coin: bool  # one of two ways to strike; for a scheduled fault, whether only awaits of messages count
-    client: float  # chooses the client: 0 to 1
-    victim: float
-    resource: float
-    seconds: float
-    spare: float
-
-    @property
-    def name(self) -> str:
-        """The name of the strike in a plan."""
-        return f"{self.kind}: strike {self.number}"
-
-
-def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
-    """Draw all strikes of a run."""
-    found: list[Strike] = []
-    total = sum(profile.rates.values())
-    when, random = 0.0, chance.stream(STRIKE)
-    while total and (when := when + random.expovariate(total)) < until:
-        numbers = chance.stream(STRIKE, len(found))
-        found.append(
-            Strike(
-                number=len(found),
-                when=when,
-                kind=numbers.choices(list(profile.rates), list(profile.rates.values()))[0],
-                point=numbers.choice(TRAP_POINTS),
-                skips=numbers.choice((0, 0, 0, 1, 2, 3, 5, 8)),
-                coin=numbers.random() < 0.6,
-                client=numbers.random(),
-                victim=numbers.random(),
-                resource=numbers.random(),
-                seconds=min(until - when, numbers.choice((numbers.expovariate(1 / 0.3), numbers.uniform(0.5, 8.0)))),
-                spare=numbers.random(),
-            )
-        )
-    return found
 
 
 class Faults:

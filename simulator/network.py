@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.types import Disconnected
 
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from .coroutines import Future, Process
     from .plan import Record
     from .scheduler import World
-    from .server_group import Host, ServerGroup
-    from .sim_pool import SimConnection
+    from .server_group import Host, Link, ServerGroup, Subscriber
 
 FOR_PEOPLE: Final = {"audit", "registry", "kind"}  # scripts that grant nothing: they get no planted bugs
 LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
@@ -82,15 +81,6 @@ Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None] 
 
 # The process that receives a reply, when it sent the message, ARGV, reply
 Answered = Callable[[float, Sequence[bytes], Any], None]
-
-
-class Subscriber(Protocol):
-    """A subscriber of a channel."""
-
-    process: Process
-
-    def receive_push(self, payload: bytes) -> None:
-        """Take a push that has arrived."""
 
 
 class Journey:
@@ -167,7 +157,7 @@ class Network:
         return self._sent[script.sha]
 
     def send(
-        self, link: SimConnection, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool
+        self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, *, by_text: bool, once: bool
     ) -> None:
         """Send one message of script calls; the future gets the replies. `once`: the message has no copies."""
         weather, copies = self.weather, 1
@@ -182,14 +172,14 @@ class Network:
                 lambda copy=copy: self._arrive(link, journey, raw, future, by_text, copy),  # type: ignore[misc]
             )
 
-    def _reset(self, link: SimConnection, journey: Journey, future: Future) -> None:
+    def _reset(self, link: Link, journey: Journey, future: Future) -> None:
         if self.strikes(journey, "connection reset", self.weather.reset):
             stale = self.world.chance.number(*journey.key, _STALE) < 0.3
             error = Disconnected("it closed the connection", sent=True, stale=stale)
             self.world.at(self.world.now + self.trip(journey, _NEWS), lambda: future.resolve(error), link.process)
 
     def _arrive(
-        self, link: SimConnection, journey: Journey, raw: Sequence[Any], future: Future, by_text: bool, copy: int
+        self, link: Link, journey: Journey, raw: Sequence[Any], future: Future, by_text: bool, copy: int
     ) -> None:
         host, process = link.host, link.process
         if host.paused:
@@ -257,16 +247,12 @@ class Network:
         if not self.blocked(process, there=True):
             self.world.at(self.world.now + self.trip(journey), at_the_others)
 
-    def reset_connection(self, link: SimConnection, after: float) -> None:
+    def reset_connection(self, link: Link, after: float) -> None:
         """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
-            self.world.at(
-                self.world.now + after, lambda: link.pool.drop(link, "it closed the connection"), link.process
-            )
+            self.world.at(self.world.now + after, lambda: link.drop_all("it closed the connection"), link.process)
 
-    def deliver(
-        self, link: SimConnection, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]
-    ) -> None:
+    def deliver(self, link: Link, journey: Journey, arrived: Callable[[], None], back: Callable[[], None]) -> None:
         """Deliver a message that runs no script."""
         process = link.process
 

@@ -9,29 +9,18 @@ Rule. One outage at a time: a fault that strikes during another outage does noth
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from .outage_kinds import ISOLATION_GRACE, MAX_DOWNTIME, MAX_LAG, MAX_PAUSE, MAX_SKEW
 from .server_group import EMPTY, NOREPLICAS, READONLY, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .faults import Strike
     from .network import Network
-    from .scenario import Run
+    from .parts import Run
     from .server_group import Image, ServerGroup
-
-MAX_LAG: Final = 1.0  # seconds by which a replica or a disk may lag
-ISOLATION_GRACE: Final = MAX_LAG + 1.0  # seconds for which an isolated primary may still grant leases
-MAX_DOWNTIME: Final = 1.0  # seconds without a server, at most
-MAX_SKEW: Final = 0.8  # seconds by which two machines' clocks differ, at most
-OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds: the longest time from a strike to its effect
-MAX_PAUSE: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
-KINDS: Final = (
-    "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
-    "primary paused", "first replica",
-)  # fmt: skip
-LOSSY: Final = {*KINDS} - {"restart", "first replica"}
+    from .strikes import Strike
 
 
 class Outages:

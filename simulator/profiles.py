@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from .network import LATEST, NO_FAULTS, Weather
-from .outages import ISOLATION_GRACE, KINDS, LOSSY, MAX_PAUSE, OUTAGE_TIME
+from .outage_kinds import ISOLATION_GRACE, KINDS, LOSSY, MAX_PAUSE, OUTAGE_TIME
 from .sim_pool import IO_TIMEOUT
 
 

@@ -24,6 +24,7 @@ from .server_group import ServerGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from . import parts
     from .coroutines import Task
     from .profiles import Profile
     from .subjects import Subject
@@ -70,8 +71,8 @@ class Run:
         for resource in self.subject.resources:
             resource.max_ttl, resource.usage = min(resource.max_ttl, profile.max_ttl), profile.usage
             self.monitor.watch(resource)
-        self.clients = [Client(self, f"c{i}") for i in range(random.choice(profile.clients))]
-        self.dead_clients: list[Client] = []
+        self.clients: list[parts.Client] = [Client(self, f"c{i}") for i in range(random.choice(profile.clients))]
+        self.dead_clients: list[parts.Client] = []
 
     def _groups(self) -> Iterator[ServerGroup]:
         profile, random = self.profile, self.world.chance.stream(GROUPS)
@@ -98,7 +99,7 @@ class Run:
         name = f"{client.name.partition('~')[0]}~{strike}"
         self.clients[self.clients.index(client)] = Client(self, name)
 
-    def restore_twice(self, client: Client, strike: int) -> None:
+    def restore_twice(self, client: parts.Client, strike: int) -> None:
         """Replace a process by two that are restored from its snapshot."""
         self.dead_clients.append(client)
         base, at = client.name.partition("~")[0], self.clients.index(client)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from math import floor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._protocol.types import ServerError
 from interlock._quarantine.identity import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
@@ -29,15 +29,40 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .coroutines import Process
-    from .network import Subscriber
     from .scheduler import World
-    from .sim_pool import SimConnection
 
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})
 AGE: Final = 1e5  # seconds for which a replica is up when it is promoted
 READONLY: Final = "READONLY You can't write against a read only replica."
 NOREPLICAS: Final = "NOREPLICAS Not enough good replicas to write."
+
+
+class Subscriber(Protocol):
+    """A subscriber of a channel."""
+
+    process: Process
+
+    def receive_push(self, payload: bytes) -> None:
+        """Take a push that has arrived."""
+
+
+class Link(Protocol):
+    """A connection of a client to a host."""
+
+    @property
+    def process(self) -> Process:
+        """The process of the client."""
+        ...
+
+    @property
+    def host(self) -> Host:
+        """The host to which it leads."""
+        ...
+
+    def drop_all(self, why: str) -> None:
+        """Drop the connection: the client learns that it is broken."""
+        ...
 
 
 class Host:
@@ -62,7 +87,7 @@ class Host:
         self.delayed: list[Callable[[], None]] = []  # messages that arrived meanwhile
         self.replicates: Host | None = None  # its primary, if it is a replica
         self.reachable_by: Collection[str] | None = None  # the only clients that reach this host; None: all do
-        self.links: set[SimConnection] = set()
+        self.links: set[Link] = set()
         self.subscribed: dict[
             bytes, list[Subscriber]
         ] = {}  # by channel: two, if two clients were restored from one snapshot

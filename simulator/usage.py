@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-    from .subjects import ResourceModel
+
+class Resource(Protocol):
+    """What a use must know of its resource: see `ResourceModel`."""
+
+    name: str
+    max_ttl: float
+    usage: str
 
 
 class Usage(NamedTuple):
     """One use of a resource: the arguments of the acquire, and how long and how the worker holds the lease."""
 
-    resource: ResourceModel
+    resource: Resource
     ttl: float
     timeout: float | None
     renews: bool
@@ -33,12 +39,12 @@ class Usage(NamedTuple):
         return f"{call}({arguments}) for {self.hold_time:.3g} s, then {end}"
 
 
-def draw_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def draw_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     """Draw one use of one of these resources."""
     return _DRAW[resources[0].usage](random, resources)
 
 
-def _draw_any_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def _draw_any_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     ttl = min(random.choice((0.25, 0.5, 1.0, 2.0, 2.0, 5.0, 5.0)), *(resource.max_ttl for resource in resources))
     return Usage(
         resource=random.choice(resources),
@@ -52,7 +58,7 @@ def _draw_any_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage
     )
 
 
-def _draw_short_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def _draw_short_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     """Draw a use as in a crowd: nearly all with the options that let a lease pass on, and for short sections."""
     return Usage(
         resource=resources[0] if random.random() < 0.9 else random.choice(resources),
@@ -66,7 +72,7 @@ def _draw_short_usage(random: Random, resources: Sequence[ResourceModel]) -> Usa
     )
 
 
-def _draw_short_or_long_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def _draw_short_or_long_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     """Draw a use as in a crowd, of the same small ttl as nearly all others; some outlast several renewals."""
     long = random.random() < 0.15
     return Usage(
@@ -81,7 +87,7 @@ def _draw_short_or_long_usage(random: Random, resources: Sequence[ResourceModel]
     )
 
 
-def _draw_outlasting_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def _draw_outlasting_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     """Draw a use that outlasts its ttl, or the quarantine of a restarted server."""
     ttl = random.choice((0.5, 1.0, 2.0, 2.0))
     return Usage(
@@ -96,7 +102,7 @@ def _draw_outlasting_usage(random: Random, resources: Sequence[ResourceModel]) -
     )
 
 
-def _draw_long_usage(random: Random, resources: Sequence[ResourceModel]) -> Usage:
+def _draw_long_usage(random: Random, resources: Sequence[Resource]) -> Usage:
     """Draw a use of a long ttl, whose renewals alone would tell too late what happens to the lease."""
     return Usage(
         resource=random.choice(resources),

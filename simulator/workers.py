@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from interlock import aio
 
-    from .clients import Client
     from .coroutines import Task
+    from .parts import Client
     from .usage import Usage
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from simulator.invariants.attempts import Attempt
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Attempt, Worker
 
 ALIVE_MS: Final = 3000  # after its last heartbeat a waiter is dead
 LONG_TIMEOUT: Final = 20.0  # seconds: at the end of a run too few parties are left, so each wait needs an end

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from interlock import aio
     from simulator.coroutines import Process
-    from simulator.invariants.attempts import Attempt
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Attempt, Worker
 
 
 class Observer:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from simulator.invariants.attempts import Attempt
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Attempt, Worker
 
 TTL: Final = 10.0  # seconds: the shortest that a latch may have
 LATCHES: Final = 12  # in a run: each opens once

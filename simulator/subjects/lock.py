@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from interlock import aio
     from interlock._protocol.types import Argument, Resource
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Worker
 
 
 class LockModel(ResourceModel):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from simulator.workers import Worker
+
+    from .seen import Worker
 
 MAX_LOCKS = 4  # locks
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from interlock import aio
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Worker
 
 
 LONGER_THAN_A_RUN: Final = 100.0  # seconds: longer than workers are at work

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from interlock import aio
     from interlock._protocol.types import Argument
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Worker
 
 
 class RWLockModel(PermitsModel):

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from interlock import aio
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Worker
 
 MAX_LIMIT = 4  # permits
 

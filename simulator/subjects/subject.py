@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from interlock import aio
     from interlock._client.grant import Grant
     from interlock._protocol.types import Argument, Resource
-    from simulator.invariants.attempts import Attempt
     from simulator.server import Server
-    from simulator.workers import Worker
+
+    from .seen import Attempt, Worker
 
 
 class Share(NamedTuple):

@@ -12,7 +12,7 @@ from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, never, replaced, shares
 from simulator import (
     SERVERS,
-    outages,
+    outage_kinds,
     profile_of,
     profiles,
     server_group,
@@ -48,7 +48,7 @@ def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
 
 def test_the_faults_really_happen():
     wanted = {fault for profile in SERVERS.values() for fault in profile.rates}
-    assert {*outages.KINDS, "one way"} - {"primary paused"} <= wanted
+    assert {*outage_kinds.KINDS, "one way"} - {"primary paused"} <= wanted
     wanted |= {"proven lossless", "lost leases that nobody knew of", "push without a subscriber", "script unknown"}
     assert never(wanted, (simulate(seed, world="servers") for seed in range(140))) == set()
 

@@ -34,41 +34,44 @@ UPWARD: dict[str, str] = {}
 
 # Modules that import each other in a circle.
 CYCLES: list[str] = []
+CYCLES_OF_SIMULATOR = ["chance coroutines scheduler"]  # for types only: the world, and the actors in it
 
 Graph = dict[str, set[str]]
 
 
-def modules(source: Path = SOURCE) -> dict[str, Path]:
+def modules(source: Path = SOURCE, root: str = "interlock") -> dict[str, Path]:
     """Name -> file, for each module; the package itself is `interlock`, the others go without that prefix."""
     found = {}
     for path in source.rglob("*.py"):
         place = path.relative_to(source).with_suffix("")
-        found[".".join(place.parts if place.name != "__init__" else place.parent.parts) or "interlock"] = path
+        found[".".join(place.parts if place.name != "__init__" else place.parent.parts) or root] = path
     return found
 
 
-def graph(source: Path = SOURCE) -> Graph:
+def graph(source: Path = SOURCE, root: str = "interlock") -> Graph:
     """Module -> the modules that it imports, anywhere in its text."""
-    known = modules(source)
+    known = modules(source, root)
     found: Graph = {}
     for name, path in known.items():
-        package = ("interlock", *path.parent.relative_to(source).parts)
+        package = (root, *path.parent.relative_to(source).parts)
         wanted = []
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 start = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
                 module = ".".join(filter(None, (start, node.module)))
                 # `from package import module` imports that module, `from module import name` this one.
-                wanted += [each if local(each := f"{module}.{alias.name}") in known else module for alias in node.names]
+                wanted += [
+                    each if local(each := f"{module}.{alias.name}", root) in known else module for alias in node.names
+                ]
             elif isinstance(node, ast.Import):
                 wanted += [alias.name for alias in node.names]
-        found[name] = {local(each) for each in wanted if each.split(".")[0] == "interlock"} - {name}
+        found[name] = {local(each, root) for each in wanted if each.split(".")[0] == root} - {name}
     return found
 
 
-def local(name: str) -> str:
+def local(name: str, root: str = "interlock") -> str:
     """`interlock.ports.threads` -> `ports.threads`."""
-    return name.removeprefix("interlock.")
+    return name.removeprefix(f"{root}.")
 
 
 def cycles(graph: Graph) -> list[set[str]]:
@@ -134,6 +137,11 @@ def test_no_modules_import_each_other():
     assert found == sorted(" ".join(sorted(names.split())) for names in CYCLES), "CYCLES should be:\n" + "\n".join(
         f'    "{names}",' for names in found
     )
+
+
+def test_no_modules_of_the_simulator_import_each_other():
+    found = cycles(graph(SOURCE.parents[1] / "simulator", "simulator"))
+    assert sorted(" ".join(sorted(names)) for names in found) == CYCLES_OF_SIMULATOR
 
 
 def test_the_graph_sees_every_kind_of_import(tmp_path):
