@@ -93,7 +93,7 @@ class Run:
     def _failed(self, task: Task, error: Exception) -> None:
         self.trace.violated(10, f"{task.name} raised {error!r}")
 
-    def replace(self, client: Client, strike: int) -> None:
+    def replace(self, client: parts.Client, strike: int) -> None:
         """Replace a dead process by a new one. The strike that killed the process is in the name of the new one."""
         self.dead_clients.append(client)
         name = f"{client.name.partition('~')[0]}~{strike}"

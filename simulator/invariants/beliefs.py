@@ -144,7 +144,7 @@ class Beliefs:
         return resource.read(server).holders.get(token)
 
     def _check_loss(self, attempt: Attempt, grant: Grant, process: Process) -> None:
-        """Check rule 8: a client gives up no lease that is alive by its own clock and in the server."""
+        """Check S8: a client gives up no lease that is alive by its own clock and in the server."""
         own = grant.end_reason in {Grant.RELEASED, DROPPED} or self.attempts.sessions[process].core.requests.closed
         if own or not self.groups or grant.token.encode() in self._revoked.get(process, {}):
             return

@@ -155,7 +155,6 @@ def test_every_rule_has_tests_and_the_page_is_made_from_them():
     assert (ROOT / "docs" / "rules.md").read_text() == page(), "run: scripts/rules"
 
 
-NUMBERED_STILL = {"cohort.py", "core.py", "grant.py", "renewal.py", "undo.py", "waiting.py"}  # of _client
 A_NUMBER_CITED = re.compile(r"\b[Rr]ules? \d")
 A_NUMBER_GIVEN = re.compile(r"\A\. \(1\)|^(?:-- )? {1,2}\d+\. ", re.MULTILINE)
 
@@ -164,7 +163,7 @@ A_NUMBER_GIVEN = re.compile(r"\A\. \(1\)|^(?:-- )? {1,2}\d+\. ", re.MULTILINE)
 def test_a_rule_of_a_file_has_a_letter(folder):
     """D8 is a rule of DESIGN, S8 one of the simulator. A bare number could be either, or one of the file's own."""
     for path in sorted((ROOT / folder).rglob("*.*")):
-        if path.suffix in {".py", ".lua"} and not (path.parent.name == "_client" and path.name in NUMBERED_STILL):
+        if path.suffix in {".py", ".lua"}:
             text = path.read_text()
             assert not A_NUMBER_CITED.search(text), path
             assert not A_NUMBER_GIVEN.search(text.partition("Rules")[2]), path

@@ -6,16 +6,16 @@ lease may pass to the first that waits, under the same token and with the next f
 of the idea is lock cohorting: Dice, Marathe and Shavit, 2012.
 
 Rules.
- 1. Whoever waits has somebody before it, a driver or a section. So a step that takes the last one away makes the first
+(a) Whoever waits has somebody before it, a driver or a section. So a step that takes the last one away makes the first
     that waits the driver.
- 2. A driver that leaves hands its attempt on, with the token and the place in the server's queue. Nothing is undone
+(b) A driver that leaves hands its attempt on, with the token and the place in the server's queue. Nothing is undone
     while others wait.
- 3. A lease passes only if it is certainly alive: see `may_pass`. Else the section releases it, and the next caller asks
+(c) A lease passes only if it is certainly alive: see `may_pass`. Else the section releases it, and the next caller asks
     the server.
- 4. No caller gets a fence that the server has not reserved in the lock's record.
- 5. While others wait in the server's queue, a hold passes on for `BUDGET` at most, and `RESERVED` times at most. So no
+(d) No caller gets a fence that the server has not reserved in the lock's record.
+(e) While others wait in the server's queue, a hold passes on for `BUDGET` at most, and `RESERVED` times at most. So no
     process starves another.
- 6. An interrupt may come between any two lines. So each step has one line from which on it counts, and a caller stays
+(f) An interrupt may come between any two lines. So each step has one line from which on it counts, and a caller stays
     in the queue until it has looked: the worker of ends wakes again those whose turn it is (`Cohorts.look`).
 
 This class has no threads, no clock and no I/O. `Cohorts` calls it, under the mutex.

@@ -5,13 +5,13 @@ but `execute` is a script call that the client may send twice: the token in an `
 request serves as the retry after a lost reply, as the poll of a waiter, and as the confirmation after a handover.
 
 Rules.
- 1. The client relies on a lease until `Hold.deadline`: the ttl by the client's own clock, counted from *before* the
+(a) The client relies on a lease until `Hold.deadline`: the ttl by the client's own clock, counted from *before* the
     request was sent, less a margin.
- 2. The client undoes every attempt that does not end in a `Hold`, after a timeout, a cancellation or Ctrl-C alike.
- 3. An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
+(b) The client undoes every attempt that does not end in a `Hold`, after a timeout, a cancellation or Ctrl-C alike.
+(c) An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
- 4. Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
- 5. Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
+(d) Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
+(e) Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
     never suspends a coroutine, so `run()` drives this code with no event loop.
 """
 

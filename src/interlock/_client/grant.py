@@ -7,9 +7,9 @@ its fence, and why it ended. A cohort passes a hold on: the same hold carries th
 and neither the book nor a renewal under way takes part.
 
 Rules.
- 1. `Hold.grant` alone says whose section it is. The assignment of the next grant is the one step from which on a lease
+(a) `Hold.grant` alone says whose section it is. The assignment of the next grant is the one step from which on a lease
     has passed.
- 2. A grant ends once: the first reason stays. With it ends its hold, which carries no grant from then on. So no cycle
+(b) A grant ends once: the first reason stays. With it ends its hold, which carries no grant from then on. So no cycle
     of references waits for the garbage collector.
 """
 

@@ -7,17 +7,17 @@ I/O: it reports each lease that has ended, and sets aside the leases to renew fo
 server.
 
 Rules.
- 1. A failed renewal is not a loss: the lease is in jeopardy, and the client tries again until the deadline.
- 2. The fixed rate is ttl/3, counted from the moment at which the last renewal was sent.
- 3. One bad key never delays another key: the script answers for each key separately. `RENEWAL_TIMEOUT` bounds each
+(a) A failed renewal is not a loss: the lease is in jeopardy, and the client tries again until the deadline.
+(b) The fixed rate is ttl/3, counted from the moment at which the last renewal was sent.
+(c) One bad key never delays another key: the script answers for each key separately. `RENEWAL_TIMEOUT` bounds each
     call, so that a slow call does not make the other renewals late. No call delays the report that a lease has ended.
- 4. A hold that ended is out of its bucket before its release is sent; a reply that arrives later changes nothing.
- 5. The client learns of a revocation within a second. A short section needs no subscription, so the client asks about
+(d) A hold that ended is out of its bucket before its release is sent; a reply that arrives later changes nothing.
+(e) The client learns of a revocation within a second. A short section needs no subscription, so the client asks about
     a lease that was granted without a subscribed channel once that lease is `SUBSCRIBE_AFTER` old. After each new
     subscription the client asks at once about every lease on that channel. If the push of a revocation arrives before
     the reply that grants the lease, `early_revocations` keeps the revocation.
- 6. Timers stand still while the machine sleeps, and the clock does not: no worker sleeps longer than ttl/10 or 1 s.
- 7. Somebody owns each lease that the client renews: its Lease is alive, or a caller of the cohort wakes for it. Python
+(f) Timers stand still while the machine sleeps, and the clock does not: no worker sleeps longer than ttl/10 or 1 s.
+(g) Somebody owns each lease that the client renews: its Lease is alive, or a caller of the cohort wakes for it. Python
     drops an exception that a signal handler raises in a finalizer, and does not call that finalizer again; so when a
     lease is due, the worker of ends looks whether its Lease is garbage, and ends the lease in the finalizer's stead.
 """
@@ -251,7 +251,7 @@ class Renewal:
         return True
 
     def _give_back_orphan(self, grant: Grant) -> None:
-        """End a lease that nobody can release any more, as its finalizer would have done: see rule 7."""
+        """End a lease that nobody can release any more, as its finalizer would have done: see rule (g)."""
         if grant.in_with or grant.lease is None:
             grant.end_reason = Grant.RELEASED
             self.ends.undo.from_finalizers.append(grant)

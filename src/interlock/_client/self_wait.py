@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import WAIT_ADVICE, about
 from interlock._client.grant import Attempt, Grant, Hold
-from interlock._client.places import calling_place, encloses_this_call, interrupted_calls, line_of
+from interlock._client.places import calling_place, interrupted_calls, line_of
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER

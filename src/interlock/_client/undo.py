@@ -6,12 +6,12 @@ copy. An undo may be sent any number of times. A `with` that leaves without wait
 its release itself; the worker looks at the reply later, and sends the release again if there is none.
 
 Rules.
- 1. An undo never runs in the caller, which may be cancelled or out of time: the worker sends the undo.
- 2. The worker repeats an undo until a reply arrives, or until nothing of the attempt can be left: the ttl of the lock,
+(a) An undo never runs in the caller, which may be cancelled or out of time: the worker sends the undo.
+(b) The worker repeats an undo until a reply arrives, or until nothing of the attempt can be left: the ttl of the lock,
     or the time that `extend` asked for, is over.
- 3. A `with` leaves without waiting only while its lease is certainly alive, with half of its ttl left, and no request
+(c) A `with` leaves without waiting only while its lease is certainly alive, with half of its ttl left, and no request
     of it is in doubt (`must_wait` in `holding.py`): so only a revocation or a failing server can have ended it before.
- 4. A reply that the lease had ended is a loss, and the client reports it as any other; only the `with` raises nothing.
+(d) A reply that the lease had ended is a loss, and the client reports it as any other; only the `with` raises nothing.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ Three sources set the event: the server's push; the heartbeat; and each new subs
 missed a push before. The client sends a heartbeat about every second for all its waiters on a lock. The heartbeat
 tells the server that these waiters live; it is also the poll, and finds a lock that nobody holds.
 
-Rules. (1) The client registers a waiter before it sends the request, so that no push can be too early. (2) When the
-holder's lease expires, only the client with the head of the queue asks: no herd. (3) A heartbeat is one call per lock
-and client, of at most `HEARTBEAT_BATCH` waiters. (4) The work for one wake-up of a worker grows with the number of
+Rules. (a) The client registers a waiter before it sends the request, so that no push can be too early. (b) When the
+holder's lease expires, only the client with the head of the queue asks: no herd. (c) A heartbeat is one call per lock
+and client, of at most `HEARTBEAT_BATCH` waiters. (d) The work for one wake-up of a worker grows with the number of
 waiters, so the number of wake-ups must not: heartbeats are due at multiples of `HEARTBEAT_GRAIN`, and the new
 subscriptions of many channels wake their waiters together.
 """

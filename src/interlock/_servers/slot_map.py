@@ -5,9 +5,9 @@ answer, the client asks another node for the whole map. Each change of the map i
 `_quarantine.slot_moves` judges before the next message about such a slot.
 
 Rules.
- 1. The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
+(a) The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
     counts as the statement of the node that sent the map, and of no other node.
- 2. After each map the client reads the identities of the primaries that it does not know, and then the map again: a
+(b) After each map the client reads the identities of the primaries that it does not know, and then the map again: a
     move counts as one without loss only if the client knew the new node when it asked for the map (see `SlotMove`).
 """
 
