@@ -38,7 +38,8 @@ class Size(NamedTuple):
 
 # Without transports. No trip may grow beyond its ceiling; a change that shortens a trip lowers its ceiling.
 GOAL: Final = Size(files=6, functions=16)
-CEILINGS: Final = {"threads": Size(files=11, functions=19), "asyncio": Size(files=9, functions=18)}
+# ADR 40 has raised both by one file: how a request is sent, and sent again, is a question of its own.
+CEILINGS: Final = {"threads": Size(files=12, functions=19), "asyncio": Size(files=10, functions=18)}
 
 
 class Step(NamedTuple):
