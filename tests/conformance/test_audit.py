@@ -71,7 +71,7 @@ async def test_a_revocation_whose_process_died_or_got_no_answer_says_so(mode, mo
         raise Unavailable("no answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(core), "query", away)
+        patch.setattr(type(core.requests), "query", away)
         with pytest.raises(Unavailable):
             await Revoking(core, resource, "no answer", force=True).revoke([b"h/1/t/x"])
     assert not await Revoking(core, resource, "late", force=True).revoke([b"h/1/t/x"])  # another one holds it

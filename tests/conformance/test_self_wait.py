@@ -26,7 +26,7 @@ from harness.clock import machine_time
 from harness.modes import until
 from interlock import AcquireTimeout, BrokenBarrier, Deadlock, LeaseLost, LockError
 from interlock._api import misuse_warnings
-from interlock._client import core, self_wait
+from interlock._client import core, self_wait, turns
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -133,7 +133,8 @@ def case(function):
 @pytest.fixture
 def soon(monkeypatch):
     """Let a waiter look soon whether it waits for itself."""
-    monkeypatch.setattr(core, "LOOK_AFTER", 0.1)
+    for module in (core, turns):
+        monkeypatch.setattr(module, "LOOK_AFTER", 0.1)
 
 
 pytestmark = [pytestmark, pytest.mark.usefixtures("soon")]

@@ -236,14 +236,14 @@ def test_extend_after_a_release_does_not_keep_the_next_section_from_passing_on(w
 def test_a_lease_revoked_before_its_section_begins_is_told_once_and_freed(world, monkeypatch, clean):
     """KeyboardInterrupt of the caller after the loss, with a Lease already made: who undoes the claim?"""
     lease = world.locks.lock("a", ttl=20).acquire()
-    begin = type(world.core)._begin_section
+    begin = world.core.turns.begin_section
 
-    async def lost_then_interrupted(*args):
-        _made, grant = await begin(world.core, *args), args[-1]
+    def lost_then_interrupted(grant):
+        _made = begin(grant)
         world.core.renewal.lose(grant, "it was revoked: a test")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(world.core, "_begin_section", lost_then_interrupted)
+    monkeypatch.setattr(world.core.turns, "begin_section", lost_then_interrupted)
     call = world.comes(ttl=20)
     lease.release()
     assert isinstance(call.exception(10), KeyboardInterrupt)

@@ -295,10 +295,10 @@ PLANTS = {
     "nobody gives back a lease that ends before its section": (
         "cohort", "stops, release()", "is left in the server",
         (
-            "_client/core.py",
+            "_client/turns.py",
             ("            grant.hold.claim.in_doubt = True  # a request of it may be on its way\n"
-            "            self.release_in_background(grant)\n"),
-            "            self.renewal.remove(grant.hold)\n",
+            "            self.giving_back.in_background(grant)\n"),
+            "            self.giving_back.renewal.remove(grant.hold)\n",
         ),
         ("_client/renewal.py", "        if grant.lease is None:  # its turn", "        if False:  # its turn"),
     ),

@@ -350,14 +350,13 @@ def no_undo_on_cancel(monkeypatch):
 
 def a_wake_without_check(monkeypatch):
     granted, ask = _waiters.Waiters.on_granted, _requests.Requests.ask
-    woken = set()
 
     def wake(self, token):
-        woken.add(token)
+        vars(self.server).setdefault("woken", set()).add(token)
         granted(self, token)
 
     async def credulous(self, question, args, *more):
-        if args[0] == "acquire" and args[1] in woken:
+        if args[0] == "acquire" and args[1] in vars(self.server).get("woken", ()):
             return [GRANTED, 1], self.runtime.now()
         return await ask(self, question, args, *more)
 

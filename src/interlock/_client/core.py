@@ -1,4 +1,4 @@
-"""The algorithm of acquiring, holding, extending and releasing leases, written once, over a small `Server`.
+"""The algorithm of acquiring a lease, written once, over a small `Server`: ask, wait, give up.
 
 Theory. The server decides; the client asks, relies on the reply for a bounded time, and asks again. Every request
 but `execute` is a script call that the client may send twice: the token in an `acquire` names one attempt, so the same
@@ -10,8 +10,7 @@ Rules.
 (b) The client undoes every attempt that does not end in a `Hold`, after a timeout, a cancellation or Ctrl-C alike.
 (c) An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
-(d) Renewal ends before the release is sent; a lease that has ended refuses every operation without I/O.
-(e) Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
+(d) Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
     never suspends a coroutine, so `run()` drives this code with no event loop.
 """
 
@@ -91,7 +90,7 @@ LAST_QUESTION: Final = 0.4  # this many seconds before
 
 
 class Core:
-    """One client of the protocol: acquires, holds, extends and releases leases."""
+    """One client of the protocol. It acquires; its parts send requests, wait for turns, hold and give back leases."""
 
     def __init__(
         self,
