@@ -23,7 +23,7 @@ Rules.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from interlock._protocol.timing import DRIFT, RETRY_FOR
 from interlock._protocol.types import (
@@ -46,7 +46,7 @@ from interlock._servers.slots import slot_of, tag_of
 from interlock.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from interlock._connect.address import Address
     from interlock._connect.clusters import Cluster
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from interlock._quarantine.history import ServerHistory
     from interlock._servers.single import SentBatch, SingleServer
 
-R = TypeVar("R")
 MAX_REDIRECTIONS: Final = 5  # redirections of one message
 
 
@@ -114,34 +113,32 @@ class ClusterServer:
             node.note_disconnect(error, self.runtime.now())
             raise
         except ServerError as error:
-            message = script, keys, args
-            return await self._follow(
-                str(error),
-                slot,
-                node,
-                until,
-                lambda node: node.server.call(*message, until, slot),
-                lambda node: node.server.call_asking(message, until, slot),
-            )
+            return await self._follow(str(error), (script, keys, args), slot, node, until)
 
     async def call_with_acks(self, message: Message, until: float, acks: Acks, ack_timeout: float) -> AckedReply:
         """See Server. While the slot is migrating, the call fails with TRYAGAIN."""
-        slot = slot_of(message[1][0])
-        node = await self._node_of(slot, until)
-        message = *message[:2], self._with_right_channel(message[2], slot)
-
-        def send(node: Node) -> Awaitable[AckedReply]:
-            return node.server.call_with_acks(message, until, acks, ack_timeout, slot)
-
-        try:
-            reply = await send(node)
-        except Disconnected as error:
-            node.note_disconnect(error, self.runtime.now())
-            raise
-        except ServerError as error:
-            return await self._follow(str(error), slot, node, until, send)
-        node.failed_at = 0.0
-        return reply
+        slot, text = slot_of(message[1][0]), ""
+        for _ in range(MAX_REDIRECTIONS):
+            node = await self._node_of(slot, until)
+            message = *message[:2], self._with_right_channel(message[2], slot)
+            try:
+                reply = await node.server.call_with_acks(message, until, acks, ack_timeout, slot)
+            except Disconnected as error:
+                node.note_disconnect(error, self.runtime.now())
+                raise
+            except ServerError as error:
+                text = str(error)
+            else:
+                node.failed_at = 0.0
+                return reply
+            if text.startswith("ASK "):
+                break
+            if not text.startswith("MOVED "):
+                if is_transient(text):
+                    node.note_transient_error(text, self.runtime.now())
+                raise ServerError(text)
+            await self._on_moved(text, slot, node, until)
+        raise ServerError(f"TRYAGAIN [{text}]")
 
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
@@ -228,30 +225,19 @@ class ClusterServer:
         node = self.slots.serving[slot]
         return Route(node and node.address.display_url, slot)
 
-    async def _follow(
-        self,
-        text: str,
-        slot: int,
-        node: Node,
-        until: float,
-        send: Callable[[Node], Awaitable[R]],
-        ask: Callable[[Node], Awaitable[R]] | None = None,
-    ) -> R:
-        """Follow a redirection and return the reply of its node. Raises ServerError if `text` is no redirection.
-
-        `ask` sends the call after ASKING; a call without it fails with TRYAGAIN while the slot is migrating.
-        """
+    async def _follow(self, text: str, message: Message, slot: int, node: Node, until: float) -> Reply:
+        """Follow a redirection and return the reply of its node. Raises ServerError if `text` is no redirection."""
         for _ in range(MAX_REDIRECTIONS):
-            if text.startswith("MOVED "):
-                node, call = await self._on_moved(text, slot, node, until), send
-            elif text.startswith("ASK ") and ask is not None:
-                node, call = await self._on_ask(text, slot, node, until), ask
-            else:
+            asking = text.startswith("ASK ")
+            if not asking and not text.startswith("MOVED "):
                 if is_transient(text):
                     node.note_transient_error(text, self.runtime.now())
                 break
+            node = await (self._on_ask if asking else self._on_moved)(text, slot, node, until)
             try:
-                return await call(node)
+                if asking:
+                    return await node.server.call_asking(message, until, slot)
+                return await node.server.call(*message, until, slot)
             except Disconnected as error:
                 node.note_disconnect(error, self.runtime.now())
                 raise
@@ -259,7 +245,7 @@ class ClusterServer:
                 text = str(error)
         else:
             text = f"TRYAGAIN each node redirects to another one [{text}]"
-        raise ServerError(f"TRYAGAIN [{text}]" if text.startswith("ASK ") else text)
+        raise ServerError(text)
 
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
         """The node that serves this slot now, by a MOVED redirection."""
