@@ -1,31 +1,30 @@
 """What the parts of a run see of each other, as protocols.
 
 A run makes its clients, its faults and its outages, and a client makes its workers. Each part also uses the one that
-made it, which it can't import. What subjects see of a run is in `subjects.seen`.
+made it, which it can't import. What subjects see of a run is in `subjects.seen`; here stands what is seen besides.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .subjects import seen
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock import aio
     from interlock._protocol.types import Server
-    from interlock._session.session import Session
 
-    from .coroutines import Process, Task
-    from .invariants import Monitor, Trace
+    from .coroutines import Task
+    from .invariants import Monitor
     from .network import Network
     from .plan import Record
-    from .profiles import Profile
     from .scheduler import World
     from .sim_server import SimServer
     from .subjects import Subject
 
 
-class Run(Protocol):
+class Run(seen.Run, Protocol):
     """One simulation: see `scenario`."""
 
     execute_count: int
@@ -33,15 +32,11 @@ class Run(Protocol):
     @property
     def world(self) -> World: ...
     @property
-    def profile(self) -> Profile: ...
-    @property
     def networks(self) -> list[Network]: ...
     @property
     def monitor(self) -> Monitor: ...
     @property
     def record(self) -> Record: ...
-    @property
-    def trace(self) -> Trace: ...
     @property
     def subject(self) -> Subject: ...
     @property
@@ -66,7 +61,7 @@ class Run(Protocol):
         ...
 
 
-class Client(Protocol):
+class Client(seen.Client, Protocol):
     """One process with a session and its workers: see `clients`."""
 
     @property
@@ -74,21 +69,11 @@ class Client(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def process(self) -> Process: ...
-    @property
     def server(self) -> Server: ...
     @property
     def servers(self) -> Sequence[SimServer]: ...
     @property
-    def session(self) -> Session: ...
-    @property
-    def locks(self) -> aio.Interlock: ...
-    @property
-    def known_limits(self) -> dict[str, Any]: ...
-    @property
     def workers(self) -> list[Task]: ...
-    @property
-    def closing(self) -> Task | None: ...
 
     @property
     def idle(self) -> bool:

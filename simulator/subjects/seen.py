@@ -90,7 +90,18 @@ class Run(Protocol):
     def monitor(self) -> Monitor: ...
 
 
-class Client(Protocol):
+class User(Protocol):
+    """Who calls the API of one process: a client, or one of its workers."""
+
+    @property
+    def session(self) -> Session: ...
+    @property
+    def locks(self) -> aio.Interlock: ...
+    @property
+    def known_limits(self) -> dict[str, Any]: ...
+
+
+class Client(User, Protocol):
     """One process with a session and its workers."""
 
     @property
@@ -99,7 +110,7 @@ class Client(Protocol):
     def closing(self) -> Task | None: ...
 
 
-class Worker(Protocol):
+class Worker(User, Protocol):
     """What a turn uses to call the API: see `simulator.workers`."""
 
     @property
@@ -108,12 +119,6 @@ class Worker(Protocol):
     def task(self) -> Task: ...
     @property
     def run(self) -> Run: ...
-    @property
-    def session(self) -> Session: ...
-    @property
-    def locks(self) -> aio.Interlock: ...
-    @property
-    def known_limits(self) -> dict[str, Any]: ...
     @property
     def now(self) -> Callable[[], float]: ...
 
