@@ -23,25 +23,14 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
-from interlock._client.error_texts import (
-    HEARTBEATS_UNANSWERED,
-    BusyError,
-    busy_error,
-    outer_error,
-    reply_error,
-)
+from interlock._client.error_texts import HEARTBEATS_UNANSWERED, BusyError, busy_error, outer_error, reply_error
 from interlock._client.giving_back import GivingBack
 from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts
 from interlock._client.holding import Holding
 from interlock._client.people import Points
 from interlock._client.places import NOT_THE_USERS
 from interlock._client.requests import Requests, closed_error, was_unanswered
-from interlock._client.self_wait import (
-    LOOK_AFTER,
-    SelfWaits,
-    begins_alike,
-    blocks_at_server,
-)
+from interlock._client.self_wait import LOOK_AFTER, SelfWaits, begins_alike, blocks_at_server
 from interlock._client.turns import Turns
 from interlock._protocol.timing import (
     FOREVER,
@@ -54,13 +43,7 @@ from interlock._protocol.timing import (
     UNDO_GRACE,
     margin,
 )
-from interlock._protocol.types import (
-    Disconnected,
-    Resource,
-    Server,
-    Stopped,
-    TokenSpent,
-)
+from interlock._protocol.types import Disconnected, Resource, Server, Stopped, TokenSpent
 from interlock.errors import AcquireTimeout, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
     NO_BOUND,
@@ -309,11 +292,7 @@ class Core:
         now = self.runtime.now()
         if last_answer_counts(attempt, now):
             return busy
-        return self.requests.unavailable(
-            attempt,
-            now,
-            Disconnected(HEARTBEATS_UNANSWERED, sent=True),
-        )
+        return self.requests.unavailable(attempt, now, Disconnected(HEARTBEATS_UNANSWERED, sent=True))
 
     def _begin_to_wait(self, attempt: Attempt, reply: Queued) -> None:
         """Note when the waiter looks whether it waits for itself. It looks now if the holder's token suggests that."""
@@ -409,7 +388,7 @@ class Core:
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.renewal.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
-            if self.requests.closed:  # the caller undoes the attempt: close() may have looked at them before
+            if self.requests.closed:  # close() may not have seen this lease: the caller undoes the attempt
                 raise closed_error(attempt.resource)
             if attempt.is_queued:
                 self.waiters.unregister(attempt)
