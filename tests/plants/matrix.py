@@ -194,6 +194,23 @@ FOUND: Final = (
         ),
         (Tests(("topologies/test_cluster.py",), "ends_midway"),),
     ),
+    Plant(
+        "`interlock run` takes more names than one message holds",
+        (Change("cli/run/command.py", "if len(self.names) > MAX_NAMES:", "if False:"),),
+        (Tests(("integrations/test_run.py",), "more_names_are_refused"),),
+    ),
+    Plant(
+        "`pkill -f` of the command meets the supervisor, too",
+        (
+            Change(
+                "cli/run/supervision.py",
+                "str(PROGRAM), str(theirs.fileno()), str(told)]",
+                "str(PROGRAM), str(theirs.fileno()), str(told), *argv]",
+            ),
+            Change("cli/run/supervisor.py", "for descriptor in sys.argv[1:])", "for descriptor in sys.argv[1:3])"),
+        ),
+        (Tests(("integrations/test_run.py",), "name_of_its_own"),),
+    ),
 )
 
 KNOWN: Final = (
