@@ -66,7 +66,7 @@ from simulator.profiles import ALL
 from simulator.server import Server
 from simulator.subjects import choices_of, subjects_of
 
-SEEDS = 350  # and all of them with --full:
+SEEDS = 150  # and all of them with --full:
 ALL_SEEDS = 2000
 SHARE = 50
 
