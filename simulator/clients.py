@@ -134,9 +134,9 @@ class Client:
         session = self.session
         return not (
             any(task.in_section for task in self.process.tasks)
-            or session.renewal.held() or session.renewal.dropped or session.waiters.registered
+            or session.book.held() or session.ends.dropped or session.waiters.registered
             or session.core.cohorts.by_key
-            or session.undo.jobs or session.core.holding.releasing or session.undo.left
+            or session.undo.jobs or session.core.holding.releasing or session.leaving.left
             or session.core.requests.closed
         )  # fmt: skip
 

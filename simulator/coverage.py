@@ -85,11 +85,11 @@ class Coverage:
 
     def _states(self, session: Session) -> Iterator[str]:
         yield from self._states_of_waiters(session)
-        for grant in session.renewal.held():
+        for grant in session.book.held():
             yield from self._states_of_lease(grant, session)
         for state, claims in (
             ("releasing", session.core.holding.releasing),
-            ("left", session.undo.left),
+            ("left", session.leaving.left),
             ("undoing", session.undo.jobs),
         ):
             if claims:
@@ -111,7 +111,7 @@ class Coverage:
             yield "revoked unheard"
         is_busy = False
         for state, is_true in (
-            ("renewing", grant.token in session.renewal.set_aside),
+            ("renewing", grant.token in session.book.set_aside),
             ("in jeopardy", grant.hold.renewal_failing),
             ("used by a request", grant.hold.unanswered > 0),
         ):

@@ -151,7 +151,7 @@ class Run:
                 ("waiters", session.waiters.registered),
                 ("local queues", session.waiters.queues),
                 ("undos", session.undo.jobs),
-                ("leases", list(session.renewal._all())),
+                ("leases", list(session.book.all())),
             ):
                 if left and not session.core.requests.closed:
                     self.trace.violated(5, f"in the end {client.name} still has {what}: {left!r}")

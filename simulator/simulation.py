@@ -157,7 +157,7 @@ def _tear_down(run: Run) -> None:
             held.grant.end_reason = held.grant.end_reason or "the simulation is over"
     for client in [*run.clients, *run.dead_clients]:
         client.process.alive = False
-        for grant in client.session.renewal.held():
+        for grant in client.session.book.held():
             grant.end_reason = "the simulation is over"
         for task in client.process.tasks:
             with contextlib.suppress(BaseException):

@@ -234,7 +234,7 @@ def half(path: str, first: int, last: int, names: int, hold: float) -> None:
 
 def _is_at_work(locks: AsyncInterlock) -> bool:
     """Whether this client waits or holds."""
-    return bool(locks._session.waiters.queues or locks._session.renewal.count())
+    return bool(locks._session.waiters.queues or locks._session.book.count())
 
 
 async def _gather(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

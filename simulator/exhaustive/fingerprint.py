@@ -27,6 +27,7 @@ CONSTANT: Final = {Resource, Script}
 # Fields that the walk passes over: no decision of the protocol reads them, or they never change.
 PASSED_OVER: Final = {
     "AcquireOptions": {*AcquireOptions.__slots__},
+    "Book": {"server", "runtime", "worker"},
     "Attempt": {"place", "caller", "observation", "waits_since", "look_at", "resource", "busy", "make_lease"},
     "Core": {
         "people", "say_more", "all_renewals", "all_waits", "caller", "server", "runtime", "process_id", "max_ttl",
@@ -36,12 +37,14 @@ PASSED_OVER: Final = {
     "Lease": {"_core"},
     "Pool": {"tasks", "address", "push_handler", "sent", "silence", "listens"},
     "Proofs": {"runtime", "find_least_ttl"},
-    "Renewal": {"server", "runtime", "reports", "people", "ends_worker", "renewal_worker"},
+    "LeaseEnds": {"runtime", "reports", "points", "wake_renewer_at", "on_tick"},
+    "Leaving": {"server", "runtime", "wake_at"},
+    "Renewer": {"server", "runtime", "points", "ask"},
     "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},
     "Session": {"registry", "deadlocks", "exit_connection"},
-    "Undo": {"server", "runtime", "wake_at", "on_adopted", "on_late_loss"},
+    "Undo": {"server", "runtime", "wake_at"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
-    "Cohorts": {"runtime", "renewal", "wake_at", "pass_on"},
+    "Cohorts": {"runtime", "book", "wake_at", "pass_on"},
     "Worker": {"runtime", "name", "is_closed", "start_others", "task"},
     "_OneServer": {"address", "display_url", "retry_for", "can_fail_over", "runtime", "primacy"},
 }  # fmt: skip

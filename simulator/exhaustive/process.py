@@ -154,7 +154,7 @@ class Process:
         core.process_id, self.session.channel = name, name
         core.say_more = None  # for people
         self._watch_passes()
-        self.session.waiters.on_tick = self.session.renewal.ends.on_tick = None
+        self.session.waiters.on_tick = self.session.ends.on_tick = None
         self.options = AcquireOptions(shape.ttl, renew=shape.renews, joins=shape.joins)
         self.leases: dict[str, Any] = {}  # by thread: the lease of its section
         self.states: dict[str, str] = {}
@@ -244,7 +244,7 @@ class Process:
 
     def _watch_passes(self) -> None:
         """Judge each lease that passes on, at the moment in which it does."""
-        cohorts, find = self.session.core.cohorts, self.session.renewal.find
+        cohorts, find = self.session.core.cohorts, self.session.book.find
         pass_on = cohorts.pass_on
 
         def judged(grant: Grant, now: float) -> bool:
@@ -263,13 +263,13 @@ class Process:
         cohorts.pass_on = judged  # type: ignore[method-assign]
 
     def _check(self) -> None:
-        tasks, renewal = self.tasks, self.session.renewal
+        tasks, book = self.tasks, self.session.book
         if tasks.failed:
             self.broken = tasks.failed
         for thread, lease in self.leases.items():
             grant = lease._grant
             alive = grant.reason_ended(tasks.now) is None
-            if alive and grant.hold.renews and renewal.find(grant.token) is not grant:
+            if alive and grant.hold.renews and book.find(grant.token) is not grant:
                 self.broken = f"{thread} relies on a lease that is not in the book of renewals"
 
     # What it looks like
@@ -285,8 +285,8 @@ class Process:
             tuple(belief for thread, lease in sorted(self.leases.items()) if (belief := self._belief(thread, lease))),
             connection.host.number if connection is not None and pool.subscribed else -1,
             bool(
-                session.renewal.held() or session.waiters.registered or session.undo.jobs
-                or session.core.holding.releasing or session.core.cohorts.by_key or session.undo.from_finalizers
+                session.book.held() or session.waiters.registered or session.undo.jobs
+                or session.core.holding.releasing or session.core.cohorts.by_key or session.ends.orphans
             ),
             self.broken,
         )  # fmt: skip
@@ -304,7 +304,7 @@ class Process:
         """Return a hash of all that the process knows."""
         session = self.session
         return fingerprint(
-            NAMES, session.server, session.core, session.renewal, session.waiters, session.undo,
+            NAMES, session.server, session.core, session.renewer, session.waiters, session.undo,
             [[worker.asleep_until, worker.started, worker.wakeup] for worker in session.workers],
             self.pool.history, self.pool.waiting, self.pool.subscribed, self.pool.channel,
             self.pool.connection is not None and self.pool.connection.host,
@@ -318,7 +318,7 @@ class Process:
         Process.running = self
         for lease in self.leases.values():
             lease._grant.end_reason = "the search is over"
-        for grant in self.session.renewal.held():
+        for grant in self.session.book.held():
             grant.end_reason = "the search is over"
         self.tasks.close()
         for part in (self.session.core, self.session, self.pool, self):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import Grant
-from interlock._client.renewal import DROPPED
+from interlock._client.lease_ends import DROPPED
 from interlock._protocol.timing import margin
 from simulator.server import CLOCK_START
 
@@ -155,14 +155,14 @@ class Beliefs:
     def _is_asked(self, grant: Grant) -> bool:
         """Whether a request about this lease may have lengthened it, and its reply is on its way."""
         session = self.attempts.sessions[self.attempts.known[grant.token.encode()].process]
-        return grant.token in session.renewal.set_aside or self.attempts.unanswered[grant.token.encode()] > 0
+        return grant.token in session.book.set_aside or self.attempts.unanswered[grant.token.encode()] > 0
 
     def _check_watched(self, process: Process, grant: Grant) -> None:
         """Check S8: a client that knows of a revocation heeds it, and watches each of its leases."""
         if self.has_heard_of_revocation(process, grant.token.encode()):
             self.trace.violated(8, f"ensure() passes for {grant.token}, and a push has told of its revocation")
             grant.end("the simulator has reported the violation")
-        renewal = self.attempts.sessions[process].renewal
-        if renewal._bucket_of(grant.hold) is None and renewal.set_aside.get(grant.token) is not grant.hold:
+        book = self.attempts.sessions[process].book
+        if book.bucket_of(grant.hold) is None and book.set_aside.get(grant.token) is not grant.hold:
             self.trace.violated(8, f"nobody watches {grant.token} any more, which is held")
             grant.end("the simulator has reported the violation")

@@ -87,7 +87,7 @@ class Passing:
                 self.trace.violated(14, f"{before.token} passes on {why}")
 
     def _is_renewed_now(self, process: Process, grant: Grant) -> bool:
-        return grant.token in self.attempts.sessions[process].renewal.set_aside
+        return grant.token in self.attempts.sessions[process].book.set_aside
 
     def _is_over_budget(self, process: Process, token: bytes) -> bool:
         since = self._others_wait_since.get(token)

@@ -65,7 +65,7 @@ class LockingSeveral(NamedTuple):
     def _check_none_held(worker: Worker) -> None:
         """Check S12: after a failed acquire, `ensure()` passes for none of the locks."""
         attempts, process = worker.run.monitor.attempts, worker.client.process
-        for grant in worker.session.renewal.held():
+        for grant in worker.session.book.held():
             attempt = attempts.known[grant.token.encode()]
             # A lease that passes on keeps its first caller's token.
             left = attempt.task is worker.task and attempt.ended and not attempts.is_in_cohort(grant.token, process)

@@ -149,16 +149,16 @@ async def test_close_gives_back_a_lease_that_is_granted_while_it_begins(mode, cl
     """In threads, close() may have said that it closes, and not have looked yet at what is held."""
     locks = mode.interlock()
     session = mode.session(locks)
-    add = session.renewal.add
+    add = session.book.add
 
     def closing(grant):
         add(grant)
         session.core.requests.closed = True
 
-    session.renewal.add = closing
+    session.book.add = closing
     with pytest.raises(ConfigError, match="closed"):
         await locks.lock("a").acquire()
-    del session.renewal.add
+    del session.book.add
     assert clean.exists("lock:a")
     await locks.close()
     assert not clean.exists("lock:a")
@@ -170,15 +170,15 @@ async def test_close_gives_back_a_lease_whose_release_has_just_begun(mode, clean
     locks = mode.interlock()
     session = mode.session(locks)
     lease = await locks.lock("a").acquire()
-    remove, released = session.renewal.remove, []
+    remove, released = session.book.remove, []
 
     def closing(grant):
         remove(grant)
         released[:] = session.stop_granting(announce=False)
 
-    session.renewal.remove = closing
+    session.book.remove = closing
     assert await lease.release()
-    del session.renewal.remove
+    del session.book.remove
     assert [attempt.token for attempt in released] == [lease.token]
     await session.release_all(released, session.server, session.runtime.now() + 5) if mode.name == "asyncio" else (
         await mode.in_thread(run, session.release_all(released, session.server, session.runtime.now() + 5))

@@ -218,7 +218,7 @@ async def test_a_body_that_ends_in_the_moment_of_the_loss_leaves_no_cancellation
     async with interlock.aio.Interlock(server.url) as locks:
         with pytest.raises(LeaseLost):
             async with locks.lock("a") as lease:
-                locks._session.renewal.lose(lease._grant, "test")  # and no await follows in the body
+                locks._session.ends.lose(lease._grant, "test")  # and no await follows in the body
         assert asyncio.current_task().cancelling() == 0
         await asyncio.sleep(0.01)
 

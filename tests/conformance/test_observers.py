@@ -17,7 +17,7 @@ import pytest
 import interlock
 from harness.modes import outcome, queued, real, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost
-from interlock._client.renewal import Renewal
+from interlock._client.book import Book
 from interlock._people import observer as observing
 from interlock._people.grant_log import GRANT_LOG
 from interlock._people.observer import Loss, Observer, Outcome
@@ -286,12 +286,14 @@ async def test_a_with_whose_lease_was_gone_has_lost_it_with_and_without_confirma
 async def test_the_hold_of_a_lease_that_was_lost_before_its_report_ends(mode, clean, recorder, monkeypatch):
     """The process was stopped behind the grant, say, and the worker of ends was the first to go on."""
 
-    def loses(renewal, hold, add=Renewal.add):
-        add(renewal, hold)
-        renewal.lose(hold.grant, "its ttl passed")
+    locks = mode.interlock()
 
-    monkeypatch.setattr(Renewal, "add", loses)
-    await mode.keep(mode.interlock().lock("a").acquire())
+    def loses(book, hold, add=Book.add):
+        add(book, hold)
+        mode.session(locks).ends.lose(hold.grant, "its ttl passed")
+
+    monkeypatch.setattr(Book, "add", loses)
+    await mode.keep(locks.lock("a").acquire())
     await until(lambda: "a lost: expired" in recorder.events)
     recorder.events.remove("a lost: expired")  # a worker says so, sooner or later than the caller says the rest
     assert recorder.take() == ONE
@@ -355,19 +357,20 @@ async def test_a_renewal_that_has_just_become_due_is_not_late(mode, clean, recor
     """After a pause of the process, or a handover with an old stamp: the worker has first to send it."""
     locks = mode.interlock()
     lease = await locks.lock("a").acquire()
-    renewal = mode.session(locks).renewal
-    (grant,) = renewal.held()
+    session = mode.session(locks)
+    ends, book = session.ends, session.book
+    (grant,) = book.held()
     grant.hold.last_answered_sent -= 16  # half of the ttl is over
-    renewal.renewal_worker.wake_at = lambda _: None
+    wake, ends.wake_renewer_at = ends.wake_renewer_at, lambda _: None
     try:
-        renewal._set_aside(grant.hold)
-        now = renewal.runtime.now()
-        assert now + 4 < renewal.report_ends() < now + 6
+        book.put_aside(grant.hold)
+        now = session.runtime.now()
+        assert now + 4 < ends.report_ends() < now + 6
         assert recorder.take() == ["a begins", "a acquired"]
-        renewal._late_at[grant.hold] = now
-        renewal.report_ends()
+        ends._late_at[grant.hold] = now
+        ends.report_ends()
     finally:
-        del renewal.renewal_worker.wake_at
+        ends.wake_renewer_at = wake
     await until(lambda: recorder.events)
     assert recorder.take() == ["a in jeopardy"]
     await lease.release()
@@ -397,7 +400,7 @@ async def test_an_interlock_reports_whether_it_was_made_before_the_switch_or_aft
     assert recorder.take() == []
     for locks in (before, after):
         session = mode.session(locks)
-        assert session.core.points.people is session.renewal.people is None
+        assert session.core.points.people is session.ends.points.people is None
 
 
 async def test_an_observer_that_raises_breaks_no_lock(mode, clean, recorder, caplog):

@@ -482,7 +482,7 @@ async def test_a_process_that_was_stopped_before_a_report_knows_that_it_has_an_e
     registry = mode.session(locks).registry
     await until(lambda: registry.has_entry)
     registry.reported = None
-    await registry._report(registry.renewal.held(), [], registry.runtime.now() - 300)  # it was stopped since its look
+    await registry._report(registry.book.held(), [], registry.runtime.now() - 300)  # it was stopped since its look
     assert registry.has_entry
 
 

@@ -11,7 +11,7 @@ from harness.clock import machine_time
 from harness.modes import SLACK, outcome, until
 from interlock import LeaseLost, LeaseState
 from interlock._client import permits
-from interlock._client.renewal import SUBSCRIBE_AFTER
+from interlock._client.book import SUBSCRIBE_AFTER
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes", quorum=True)
@@ -77,7 +77,7 @@ async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_rec
     session = mode.session(locks)
     await until(
         lambda: all(
-            session.renewal._subscribed_at(lease._grant.hold) < lease._grant.hold.last_answered_sent for lease in leases
+            session.book.pushed_since(lease._grant.hold) < lease._grant.hold.last_answered_sent for lease in leases
         )
     )
     lost = []
@@ -107,7 +107,7 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
         replies = await calls(messages, until)
         if not held_up:
             held_up.append(messages)
-            while session.renewal.resubscribed or session.server.subscription_of("lock:fixed")[0] != "1":
+            while session.book.resubscribed or session.server.subscription_of("lock:fixed")[0] != "1":
                 if mode.name == "asyncio":
                     await asyncio.sleep(0.01)
                 else:
@@ -116,10 +116,10 @@ async def test_a_lease_is_asked_about_again_if_its_channel_was_subscribed_during
 
     session.server.call_many = answered_late
     fixed = await mode.keep(locks.lock("fixed", renew=False).acquire())
-    await until(lambda: held_up or session.renewal.set_aside)
+    await until(lambda: held_up or session.book.set_aside)
     # The other lease is in a bucket, so the renewal looks at new subscriptions.
     await mode.keep(locks.lock("other").acquire())
-    await until(lambda: session.renewal._subscribed_at(fixed._grant.hold) < fixed._grant.hold.last_answered_sent)
+    await until(lambda: session.book.pushed_since(fixed._grant.hold) < fixed._grant.hold.last_answered_sent)
     del session.server.call_many
 
 

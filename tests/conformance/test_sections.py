@@ -150,7 +150,7 @@ async def test_a_lease_that_is_lost_before_its_body_is_released(server, locks, c
     async def revoked(lock, timeout):
         lease = await acquire(lock, timeout)
         assert locks.lock("a").revoke("a test")
-        lease._core.renewal.lose(lease._grant, "it was revoked")
+        lease._core.ends.lose(lease._grant, "it was revoked")
         return lease
 
     async with interlock.aio.Interlock(server.url) as others:
@@ -206,7 +206,7 @@ async def test_without_a_with_a_lease_is_renewed_as_long_as_some_code_can_leave_
         lock = locks.lock("a", ttl=3)
         deadline = lock.__enter__()._grant.hold.deadline
         # Nothing but the lock has the lease.
-        await until(lambda: locks._session.renewal.held()[0].hold.deadline > deadline + 1)
+        await until(lambda: locks._session.book.held()[0].hold.deadline > deadline + 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del lock
@@ -288,7 +288,7 @@ async def test_without_an_async_with_a_lock_is_left_in_whichever_task(server, cl
             warnings.simplefilter("ignore", ResourceWarning)
             with pytest.raises(ConfigError, match="2 leases were entered"):
                 await limited.__aexit__(None, None, None)
-            await until(lambda: gc.collect() >= 0 and not locks._session.renewal.held())
+            await until(lambda: gc.collect() >= 0 and not locks._session.book.held())
 
 
 async def _awaited(call):

@@ -393,7 +393,7 @@ async def test_a_suspended_generator(locks, tools):
     with pytest.raises(AcquireTimeout, match="This very"):
         await locks.lock("a").acquire(timeout=0.3)
     del first, second
-    await tools.until(lambda: gc.collect() >= 0 and not locks._session.renewal.held())
+    await tools.until(lambda: gc.collect() >= 0 and not locks._session.book.held())
 
 
 @case

@@ -174,7 +174,7 @@ def test_each_version_revokes_what_the_other_holds(sides, kind, first):
 def test_each_version_reads_why_the_other_revoked(sides, watcher, kind, first):
     one, other = ordered(sides, first)
     watcher.take(kind, "a")
-    watcher.locks._session.renewal.lose = lambda *_: None  # it does not hear of it, and gives nothing back
+    watcher.locks._session.ends.lose = lambda *_: None  # it does not hear of it, and gives nothing back
     assert one.revoke(kind, "a").result(20)
     for side in (one, other):
         (why,) = side.seen(kind, "a").result(20)["revoked"]

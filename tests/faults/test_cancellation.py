@@ -29,7 +29,7 @@ def quiet(caplog):
 
 def lose(locks, lease) -> None:
     """Lose a lease, as the push of a revocation or the reply to a renewal does."""
-    locks._session.renewal.lose(lease._grant, "for the test")
+    locks._session.ends.lose(lease._grant, "for the test")
 
 
 def nothing_pends() -> bool:

@@ -32,10 +32,10 @@ class World:
 
     def subscribe(self):
         """Subscribe before a lease is acquired: else the client asks about it soon, and it does not pass meanwhile."""
-        server, renewal = self.locks._session.server, self.core.renewal
+        server, book = self.locks._session.server, self.core.book
         self.locks.lock("warm").acquire().release()
         server.ensure_subscribed("lock:a")
-        wait_until(lambda: server.subscription_of("lock:a")[0] == "1" and not renewal.resubscribed)
+        wait_until(lambda: server.subscription_of("lock:a")[0] == "1" and not book.resubscribed)
 
     def close(self):
         self.locks.close()
@@ -120,7 +120,7 @@ def test_a_command_of_a_section_that_has_passed_on_does_not_run_in_the_next_one(
 @rule(2, 6)
 def test_a_lease_whose_renewal_is_under_way_does_not_pass_on_and_is_never_forgotten(world, monkeypatch, clean):
     """Both the section that ended and the one that follows it stay in the book until their own end."""
-    lease, renewal, server = world.locks.lock("a", ttl=3).acquire(), world.core.renewal, world.locks._session.server
+    lease, book, server = world.locks.lock("a", ttl=3).acquire(), world.core.book, world.locks._session.server
     call, call_many, stop = world.comes(ttl=3), server.call_many, Stop()
 
     async def slowly(messages, until):
@@ -134,7 +134,7 @@ def test_a_lease_whose_renewal_is_under_way_does_not_pass_on_and_is_never_forgot
     following = call.result(10)
     stop.goes_on.set()
     assert following.token != lease.token, "the lease has passed on beside its renewal"
-    assert renewal.held() == [following._grant]
+    assert book.held() == [following._grant]
     stop.reached.clear()
     assert stop.reached.wait(10), "nobody renews the lease of the section"
     assert following._grant.end_reason is None
@@ -146,7 +146,7 @@ def test_a_lease_whose_renewal_is_under_way_does_not_pass_on_and_is_never_forgot
 def test_a_lease_that_extend_found_lost_does_not_pass_on(world, monkeypatch, clean):
     lease, stop = world.locks.lock("a").acquire(), Stop()
     call = world.comes()
-    lose = world.core.renewal.lose
+    lose = world.core.ends.lose
 
     def slowly(grant, why):
         if threading.current_thread() is extending:
@@ -157,7 +157,7 @@ def test_a_lease_that_extend_found_lost_does_not_pass_on(world, monkeypatch, cle
         with contextlib.suppress(LeaseLost):
             lease.extend(30)
 
-    monkeypatch.setattr(world.core.renewal, "lose", slowly)
+    monkeypatch.setattr(world.core.ends, "lose", slowly)
     clean.delete("lock:a")
     extending = threading.Thread(target=extend)
     extending.start()
@@ -227,7 +227,7 @@ def test_what_one_section_extended_does_not_pass_on(world, clean):
 
 @rule(2, 8)
 def test_an_interrupt_before_the_lease_has_passed_leaves_the_former_section_its_lease(world, monkeypatch):
-    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+    lease, book = world.locks.lock("a").acquire(), world.core.book
     call = world.comes()
 
     def interrupted(*_):
@@ -239,13 +239,13 @@ def test_an_interrupt_before_the_lease_has_passed_leaves_the_former_section_its_
         lease.release()
     following = call.result(10)
     assert following.token != lease.token
-    assert renewal.held() == [following._grant]
+    assert book.held() == [following._grant]
     assert following.release()
 
 
 @rule(2, 8)
 def test_an_interrupt_after_the_lease_has_passed_leaves_the_later_section_its_lease(world, monkeypatch):
-    lease, renewal = world.locks.lock("a").acquire(), world.core.renewal
+    lease, book = world.locks.lock("a").acquire(), world.core.book
     call = world.comes()
     mark = Grant.mark_released
 
@@ -261,5 +261,5 @@ def test_an_interrupt_after_the_lease_has_passed_leaves_the_later_section_its_le
     following = call.result(10)
     assert following.token == lease.token
     assert following.fence > lease.fence
-    assert renewal.held() == [following._grant]
+    assert book.held() == [following._grant]
     assert following.release()

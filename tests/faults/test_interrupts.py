@@ -30,7 +30,7 @@ from harness.modes import until, wait_until
 from harness.processes import PROGRAMS
 from interlock._api.section import Section
 from interlock._client.grant import Grant
-from interlock._client.renewal import DROPPED
+from interlock._client.lease_ends import DROPPED
 from interlock._people.observer import Observer, observe, stop_observing
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
@@ -171,7 +171,7 @@ def held(client) -> set[bytes]:
 
 def nothing_renewed(locks) -> bool:
     gc.collect()
-    return not locks._session.renewal.held()
+    return not locks._session.book.held()
 
 
 @pytest.fixture(autouse=True)
@@ -387,7 +387,7 @@ async def test_a_section_that_an_interrupt_left_is_released_before_any_garbage_c
                 await asyncio.wait([running])
             assert isinstance(running.exception(), Stop)
             running = None
-            await until(lambda: not locks._session.renewal.held() and not held(clean))
+            await until(lambda: not locks._session.book.held() and not held(clean))
         finally:
             gc.enable()
 

@@ -129,7 +129,7 @@ def test_a_caller_alone_that_is_interrupted_leaves_no_cohort(world):
             pass
         done = interruption.done
         gc.collect()
-    wait_until(lambda: not world.core.renewal.held() and not world.core.cohorts.by_key)
+    wait_until(lambda: not world.core.book.held() and not world.core.cohorts.by_key)
 
 
 @rule(2, 8)
@@ -138,7 +138,7 @@ def test_a_lease_that_is_revoked_before_its_reply_leaves_no_cohort(world):
 
     def early(*args, **options):
         made = attempt(*args, **options)
-        world.core.renewal.early_revocations[made.token] = "disk full"
+        world.core.book.early_revocations[made.token] = "disk full"
         return made
 
     world.core.attempt = early
@@ -160,7 +160,7 @@ def test_an_interrupt_of_extend_on_a_lost_lease_leaves_no_cohort(world, clean):
                 lease.extend(30)
         done = interruption.done
     assert at > 10
-    wait_until(lambda: not world.core.cohorts.by_key and not world.core.renewal.count())
+    wait_until(lambda: not world.core.cohorts.by_key and not world.core.book.count())
 
 
 @rule(2, 8)
@@ -240,7 +240,7 @@ def test_a_lease_revoked_before_its_section_begins_is_told_once_and_freed(world,
 
     def lost_then_interrupted(grant):
         _made = begin(grant)
-        world.core.renewal.lose(grant, "it was revoked: a test")
+        world.core.ends.lose(grant, "it was revoked: a test")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(world.core.turns, "begin_section", lost_then_interrupted)

@@ -43,7 +43,7 @@ async def test_leases_whose_renewal_is_in_flight_count_as_held(mode):
 
     async def watching(messages, until):
         if any(args[0] == "renew" for _, _, args in messages):
-            seen.append(len(session.renewal.held()))
+            seen.append(len(session.book.held()))
         return await real(messages, until)
 
     with patched(session.server, call_many=watching):

@@ -104,14 +104,14 @@ async def test_all_that_ended_together_know_it_before_a_user_hears_of_one(mode, 
             heard.append([event.is_set() for event in events])
 
     leases = [await mode.keep(locks.lock(f"a{i}").acquire()) for i in range(5)]
-    events, renewal = [lease.lost for lease in leases], mode.session(locks).renewal
+    events, session = [lease.lost for lease in leases], mode.session(locks)
     asking = Asking()
     observing.observe(asking)
     try:
         clean.flushall()
         for lease in leases:  # so that one reply is about all of them
-            renewal._set_aside(lease._grant.hold)
-        renewal.renewal_worker.wake_at(renewal.runtime.now())
+            session.book.put_aside(lease._grant.hold)
+        session.ends.wake_renewer_at(session.runtime.now())
         await until(lambda: len(heard) == len(leases))
     finally:
         observing.stop_observing(asking)

@@ -110,13 +110,13 @@ def test_a_thread_that_leaves_tolerates_another_that_forgets_what_it_looks_at(se
             return has_one
 
     with interlock.Interlock(server.url, confirm=False) as locks:
-        undo = locks._session.undo
-        undo.left = Raced()
+        leaving = locks._session.leaving
+        leaving.left = Raced()
         for _ in range(3):
             with locks.lock("a"):
                 pass
-            undo.due()
-            run(undo.settle(FOREVER, undo.runtime.now() + 1))
+            leaving.due()
+            run(leaving.settle(FOREVER, leaving.runtime.now() + 1))
 
 
 @rule(8)
@@ -126,8 +126,8 @@ def test_extend_tolerates_the_worker_that_takes_its_bucket(server, clean):
             return self.pop(key, None) is not None  # the worker of ends takes it just then
 
     with interlock.Interlock(server.url) as locks:
-        lease, renewal = locks.lock("a", renew=False).acquire(), locks._session.renewal
-        renewal.buckets, before = Raced(renewal.buckets), lease._grant.hold.due
+        lease, book = locks.lock("a", renew=False).acquire(), locks._session.book
+        book.buckets, before = Raced(book.buckets), lease._grant.hold.due
         wait_until(lambda: lease.extend(30) or lease._grant.hold.due != before)
         assert lease.release()
 

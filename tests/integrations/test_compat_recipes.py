@@ -285,7 +285,7 @@ def test_a_lock_of_get_lock_is_neither_renewed_nor_warned_of_nor_reported_lost(c
     assert go.acquire()
     del go
     gc.collect()  # a ResourceWarning would be an error
-    assert not any(made._session.renewal.held() for _, made in for_threads.made)
+    assert not any(made._session.book.held() for _, made in for_threads.made)
     told = []
     for _, made in for_threads.made:  # when the end of a later lease has been told, those before it would have been
         lease = made.lock("real", ttl=0.4, renew=False, on_lost=told.append).acquire(0)

@@ -234,7 +234,7 @@ def lose(holder, *, noticed: bool = True, others: bool = True) -> None:
     if others:
         assert holder._synchronizer().revoke("a test", force=True)
     if noticed:  # as by the push of the revocation, which may take a while
-        lease._core.renewal.lose(lease._grant, "a test")
+        lease._core.ends.lose(lease._grant, "a test")
 
 
 def test_a_release_and_the_end_of_a_with_report_a_loss(locks):

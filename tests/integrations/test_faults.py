@@ -22,6 +22,7 @@ from interlock._quarantine.histories import _histories
 from interlock.errors import ConfigError, Unavailable
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
 from interlock.testing import server as server_module
+from interlock.testing.faults import Pause
 
 pytestmark = pytest.mark.runs_on(
     "valkey-9.1", full="each server in both modes", starts="servers of its own", modes="threads, asyncio"
@@ -252,24 +253,29 @@ def test_a_loop_that_runs_nothing_is_an_error_in_words(server, monkeypatch):
         done.result(20)
 
 
+def renew_now(core, hold):
+    core.book.put_aside(hold)
+    core.ends.wake_renewer_at(core.runtime.now())
+
+
 async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
     lock = mode.interlock().lock("a")
     async with lock as lease:
-        renewal, grant = real(lease)._core.renewal, real(lease)._grant
+        core, grant = real(lease)._core, real(lease)._grant
         deadline, left = grant.hold.deadline, (await lock.inspect()).remaining
         with pause_renewal(real(lease)):
             assert lease.state is LeaseState.JEOPARDY
             lease.ensure()
             await asyncio.sleep(0.01)
-            renewal._renew_now(grant.hold)
-            await until(lambda: not renewal.set_aside)
+            renew_now(core, grant.hold)
+            await until(lambda: not core.book.set_aside)
             assert lease.state is LeaseState.JEOPARDY
             assert grant.hold.deadline == deadline
             assert (await lock.inspect()).remaining < left, "the server knows of no renewal, either"
         assert lease.state is LeaseState.HELD
         renewed = grant.hold.deadline
         assert renewed > deadline
-        renewal._renew_now(grant.hold)
+        renew_now(core, grant.hold)
         await until(lambda: grant.hold.deadline > renewed)
 
 
@@ -308,25 +314,29 @@ async def test_a_renewal_that_is_under_way_does_not_count(mode):
     """As its reply is lost: the lease stays in jeopardy."""
     locks = mode.interlock()
     lease = real(await locks.lock("a", ttl=3).acquire())
-    renewal, grant = lease._core.renewal, lease._grant
+    core, hold, renewer = lease._core, lease._grant.hold, mode.session(locks).renewer
     replies = []
-    states = renewal._on_states
+    on_state = renewer._on_state
 
-    def under_way(grants, given, sent):
-        if replies:
-            states(grants, given, sent)
-            return
-        replies.append(given)
-        with_pause.enter_context(pause_renewal(lease, remaining=2))  # between the request and its reply
-        states(grants, given, sent)
-        replies.append(lease.remaining())
+    async def under_way(*args, ask=renewer.ask):
+        answers = await ask(*args)
+        if not replies:
+            replies.extend(answers.states)
+            # Between the request and its reply
+            with_pause.enter_context(pause_renewal(lease, remaining=2))
+        return answers
+
+    def judged(*args):
+        on_state(*args)
+        if len(replies) == 1:
+            replies.append(lease.remaining())
 
     with contextlib.ExitStack() as with_pause:
-        renewal._on_states = under_way
-        renewal._renew_now(grant.hold)
+        renewer.ask, renewer._on_state = Pause(under_way), judged
+        renew_now(core, hold)
         await until(lambda: len(replies) == 2)
         assert replies[1] < 2
-        await until(lambda: not renewal.set_aside)
+        await until(lambda: not core.book.set_aside)
         assert lease.state is LeaseState.JEOPARDY
     assert lease.state is LeaseState.HELD
 

@@ -149,12 +149,12 @@ async def test_a_wait_and_a_hold_are_children_of_the_callers_span(mode, clean, t
 
     def work():
         with telemetry.tracer.start_as_current_span("order") as order, real(locks).lock("a") as lease:
-            seen.extend((order.get_span_context(), lease.fence, trace_id_of(session.renewal.held()[0].attempt)))
+            seen.extend((order.get_span_context(), lease.fence, trace_id_of(session.book.held()[0].attempt)))
 
     async def work_in_task():
         with telemetry.tracer.start_as_current_span("order") as order:
             async with locks.lock("a") as lease:
-                seen.extend((order.get_span_context(), lease.fence, trace_id_of(session.renewal.held()[0].attempt)))
+                seen.extend((order.get_span_context(), lease.fence, trace_id_of(session.book.held()[0].attempt)))
 
     seen = []
     await (asyncio.to_thread(work) if mode.name == "threads" else work_in_task())

@@ -302,9 +302,9 @@ PLANTS = {
             "_client/turns.py",
             ("            grant.hold.claim.in_doubt = True  # a request of it may be on its way\n"
             "            self.giving_back.in_background(grant)\n"),
-            "            self.giving_back.renewal.remove(grant.hold)\n",
+            "            self.giving_back.ends.book.remove(grant.hold)\n",
         ),
-        ("_client/renewal.py", "        if grant.lease is None:  # its turn", "        if False:  # its turn"),
+        ("_client/lease_ends.py", "        if grant.lease is None:  # its turn", "        if False:  # its turn"),
     ),
     "the record does not say which fences are reserved": (
         "cohort", "a lease passes", "the fence of A1 is no higher than one before",
@@ -318,7 +318,7 @@ PLANTS = {
         "cohort", "a slow message", "a lease that passed on is not in the book of renewals",
         (
             "_client/cohorts.py", "            grant.mark_released()\n",
-            "            grant.mark_released()\n            self.renewal.remove(hold)\n",
+            "            grant.mark_released()\n            self.book.remove(hold)\n",
         ),
     ),
 }  # fmt: skip

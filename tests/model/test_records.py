@@ -228,7 +228,7 @@ async def test_a_reason_is_read_beside_words_of_a_later_version(mode, clean):
     for kind in ("lock", "semaphore"):
         locks, one = mode.interlock(), LEASED[kind](mode.interlock())
         lease = await LEASED[kind](locks).acquire()
-        mode.session(locks).renewal.lose = lambda *_: None  # it does not hear of it, and gives nothing back
+        mode.session(locks).ends.lose = lambda *_: None  # it does not hear of it, and gives nothing back
         grown(clean)
         assert await one.revoke("!for ! maintenance")
         grown(clean)

@@ -9,12 +9,14 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock import aio
-from interlock._client import cohort, renewal, waiting
+from interlock._client import book, cohort, renewal, waiting
+from interlock._client.book import Book
 from interlock._client.cohorts import Cohorts
 from interlock._client.core import Core
 from interlock._client.grant import Grant
 from interlock._client.holding import Holding
-from interlock._client.renewal import Renewal
+from interlock._client.lease_ends import LeaseEnds
+from interlock._client.renewal import Renewer
 from interlock._protocol.timing import FOREVER
 from interlock._quarantine.history import ServerHistory
 from model.mutations import catch, counts_from_the_reply, replaced
@@ -170,11 +172,11 @@ def ensure_does_not_look_at_the_deadline(monkeypatch):
 
 
 def nobody_reports_a_deadline(monkeypatch):
-    monkeypatch.setattr(Renewal, "report_ends", lambda _: FOREVER)
+    monkeypatch.setattr(LeaseEnds, "report_ends", lambda _: FOREVER)
 
 
 def a_revocation_before_its_reply_is_forgotten(monkeypatch):
-    monkeypatch.setattr(renewal, "MAX_EARLY_REVOCATIONS", 0)
+    monkeypatch.setattr(book, "MAX_EARLY_REVOCATIONS", 0)
 
 
 def a_cohort_has_no_budget(monkeypatch):
@@ -200,7 +202,7 @@ def a_cohort_passes_after_its_deadline(monkeypatch):
 
 
 def a_cohort_passes_while_a_renewal_is_under_way(monkeypatch):
-    monkeypatch.setattr(Renewal, "may_pass", lambda *_: True)
+    monkeypatch.setattr(Book, "may_pass", lambda *_: True)
 
 
 def a_cohort_trusts_an_old_word(monkeypatch):
@@ -213,19 +215,20 @@ def a_lease_that_passes_leaves_the_book(monkeypatch):
     def forget(self, grant, now):
         has_passed = pass_on(self, grant, now)
         if has_passed:
-            self.renewal.remove(grant.hold)
+            self.book.remove(grant.hold)
         return has_passed
 
     monkeypatch.setattr(Cohorts, "pass_on", forget)
 
 
 def nobody_asks_about_leases_without_a_channel(monkeypatch):
-    monkeypatch.setattr(Renewal, "_may_have_missed_revocation", lambda *_: False)
-    monkeypatch.setattr(renewal, "SUBSCRIBE_AFTER", 1000.0)
+    monkeypatch.setattr(Book, "may_have_missed_revocation", lambda *_: False)
+    for module in (book, renewal):
+        monkeypatch.setattr(module, "SUBSCRIBE_AFTER", 1000.0)
 
 
 def nobody_asks_after_a_new_subscription(monkeypatch):
-    monkeypatch.setattr(Renewal, "_ask_about_resubscribed", lambda self: self.resubscribed.clear())
+    monkeypatch.setattr(Book, "_put_resubscribed_aside", lambda self: self.resubscribed.clear())
 
 
 def no_waiter_asks_after_a_new_subscription(monkeypatch):
@@ -233,7 +236,7 @@ def no_waiter_asks_after_a_new_subscription(monkeypatch):
 
 
 def a_failed_renewal_is_a_loss(monkeypatch):
-    monkeypatch.setattr(Renewal, "_on_failure", lambda self, hold, _: self.lose(hold.grant, "a renewal failed"))
+    monkeypatch.setattr(Renewer, "_on_failure", lambda self, hold, *_: self.ends.lose(hold.grant, "a renewal failed"))
 
 
 def a_quarantine_has_no_end(monkeypatch):
@@ -249,7 +252,7 @@ def a_quarantine_has_no_end(monkeypatch):
 
 
 def a_renewal_names_an_earlier_lease(monkeypatch):
-    once, message, first = Renewal._renew_once, renewal._renew_message, {}
+    once, message, first = Renewer._renew_once, renewal._renew_message, {}
 
     async def remember(self, *args):
         nonlocal first
@@ -259,7 +262,7 @@ def a_renewal_names_an_earlier_lease(monkeypatch):
     def outdated(holds, *args):
         return message([first.setdefault(hold.resource.keys[0], hold) for hold in holds], *args)
 
-    monkeypatch.setattr(Renewal, "_renew_once", remember)
+    monkeypatch.setattr(Renewer, "_renew_once", remember)
     monkeypatch.setattr(renewal, "_renew_message", outdated)
 
 

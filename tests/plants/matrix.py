@@ -12,7 +12,7 @@ from plants.nets import Histories, Search, Simulator, Tests, Walk
 from plants.plant import Change, Plant
 
 REQUESTS, HOLDING = "_client/requests.py", "_client/holding.py"
-CORE, RENEWAL, GRANT = "_client/core.py", "_client/renewal.py", "_client/grant.py"
+CORE, BOOK, RENEWAL, GRANT = "_client/core.py", "_client/book.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
 LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
@@ -32,11 +32,11 @@ FOUND: Final = (
     Plant(
         "a lease passes on while its renewal is under way, and leaves the book of renewals",
         (
-            Change(RENEWAL, "is_due_later = self._bucket_of(hold) is not None", "is_due_later = True"),
+            Change(BOOK, "is_due_later = self.bucket_of(hold) is not None", "is_due_later = True"),
             Change(
                 COHORTS,
                 "            grant.mark_released()\n",
-                "            grant.mark_released()\n            self.renewal.remove(hold)\n",
+                "            grant.mark_released()\n            self.book.remove(hold)\n",
             ),
         ),
         (
@@ -95,7 +95,7 @@ FOUND: Final = (
     ),
     Plant(
         "a lease that nobody holds is renewed for as long as the process lives",
-        (Change(RENEWAL, "if grant.is_orphan:", "if False:"),),
+        (Change("_client/lease_ends.py", "if grant.is_orphan:", "if False:"),),
         (Tests(("faults/test_interrupts.py",), "finalizer or unreachable or leaves_nothing_renewed"),),
     ),
     Plant(
@@ -241,9 +241,9 @@ KNOWN: Final = (
         (
             Change(
                 HOLDING,
-                "        hold.extend_deadline(sent, ttl, self.server.drift)\n        self.renewal.reschedule(hold)\n",
+                "        hold.extend_deadline(sent, ttl, self.server.drift)\n        self.book.reschedule(hold)\n",
                 "        hold.extend_deadline(self.runtime.now(), ttl, self.server.drift)\n"
-                "        self.renewal.reschedule(hold)\n",
+                "        self.book.reschedule(hold)\n",
             ),
         ),
         (Simulator("slow link"),),
@@ -499,12 +499,12 @@ KNOWN: Final = (
     ),
     Plant(
         "a revocation that comes before the reply is forgotten",
-        (Change(RENEWAL, "            self.early_revocations[token] = why\n", "            pass\n"),),
+        (Change(BOOK, "            self.early_revocations[token] = why\n", "            pass\n"),),
         (Simulator("revoked early"),),
     ),
     Plant(
         "nobody asks about a lease that was granted without a subscription",
-        (Change(RENEWAL, "asks = self._subscribed_at(hold) >= sent", "asks = False"),),
+        (Change(BOOK, "asks = self.pushed_since(hold) >= sent", "asks = False"),),
         (Simulator("revoked", "semaphore"),),
     ),
     Plant(

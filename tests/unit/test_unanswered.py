@@ -32,10 +32,9 @@ class Server:
         self.time = 1000.0
         self.runtime, self.mutex = self, contextlib.nullcontext()
         self.waiters = Waiters(self, lambda _due: None, lambda _due: None)
-        renewal = SimpleNamespace(cohorts=None, runtime=self)
-        self.core = Core(
-            self, self.waiters, renewal, SimpleNamespace(add=lambda _: None), "p", lambda _: ("", None), 30.0
-        )
+        undo = SimpleNamespace(add=lambda _: None)
+        ends = SimpleNamespace(book=SimpleNamespace(runtime=self), cohorts=None, undo=undo, runtime=self)
+        self.core = Core(self, self.waiters, ends, None, "p", lambda _: ("", None), 30.0)
 
     def now(self):
         return self.time

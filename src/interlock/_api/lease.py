@@ -11,7 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._client.grant import Grant
-from interlock._client.renewal import dropped_text
+from interlock._client.lease_ends import DROPPED, dropped_text
 from interlock._client.self_wait import lasts
 from interlock._people.observer import Loss, loss_of
 from interlock._protocol.acks import Assurance
@@ -330,7 +330,7 @@ class LeaseCore(WatchedCore):
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
             return  # else it was lost before its body: what a revocation left in the server is for the next one
         if later:
-            self._core.giving_back.later(self._grant)
+            self._core.ends.orphaned(self._grant, Grant.RELEASED)
         else:
             self._core.giving_back.in_background(self._grant)
 
@@ -346,7 +346,7 @@ class LeaseCore(WatchedCore):
         if grant.hold.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
             return
         if grant.in_with:  # its section is garbage as well, and may be finalized later than this
-            self._core.giving_back.later(grant)
+            self._core.ends.orphaned(grant, Grant.RELEASED)
         else:
-            self._core.renewal.drop(grant)
+            self._core.ends.orphaned(grant, DROPPED)
             warn_of_dropped_lease(self, dropped_text(grant, now))

@@ -180,7 +180,7 @@ class RLockCore(LockCore[LeaseT]):
                 if other.fence > grant.fence:
                     raise grant.error(TAKEN_OVER)
                 if other.fence < grant.fence and not other._ended and other._core is core:  # else the server tells it
-                    core.renewal.lose(other._grant, TAKEN_OVER)
+                    core.ends.lose(other._grant, TAKEN_OVER)
         return lease
 
     def _check_not_inside(self, who: weakref.ref[Any]) -> None:

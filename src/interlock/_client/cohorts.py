@@ -6,16 +6,17 @@ turn is: to ask the server, to begin a section, or to wait on. So an event is on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from interlock._client.cohort import OTHERS_WAIT, Cohort
-from interlock._client.grant import Grant, Hold
+from interlock._client.grant import Grant
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.grant import Attempt
+    from interlock._client.book import Book
+    from interlock._client.grant import Attempt, Hold
     from interlock._protocol.types import Runtime
     from interlock.primitives.messages import Queued
 
@@ -23,18 +24,12 @@ if TYPE_CHECKING:
 LOOK_INTERVAL: Final = 2.0  # seconds between two looks of the worker
 
 
-class Keeper(Protocol):
-    """What keeps leases alive: a `Renewal`."""
-
-    def may_pass(self, hold: Hold) -> bool: ...
-
-
 class Cohorts:
     """The cohorts of one client."""
 
-    def __init__(self, runtime: Runtime, renewal: Keeper, wake_at: Callable[[float], None]) -> None:
+    def __init__(self, runtime: Runtime, book: Book, wake_at: Callable[[float], None]) -> None:
         self.runtime = runtime
-        self.renewal = renewal
+        self.book = book
         self.wake_at = wake_at
         self.next_look = FOREVER  # when the worker of ends looks; FOREVER if nobody waits
         self.by_key: dict[str, Cohort] = {}
@@ -119,7 +114,7 @@ class Cohorts:
             return False
         with self.runtime.mutex:
             first = cohort.first()
-            if first is None or not cohort.may_pass(grant, now) or not self.renewal.may_pass(hold):
+            if first is None or not cohort.may_pass(grant, now) or not self.book.may_pass(hold):
                 return False
             hold.grant = Grant(hold, first, cohort.next_fence(now), now)  # from here on it has passed
             grant.mark_released()

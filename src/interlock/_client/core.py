@@ -63,9 +63,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from types import FrameType
 
+    from interlock._client.book import Book
+    from interlock._client.lease_ends import LeaseEnds
+    from interlock._client.leaving import Leaving
     from interlock._client.people import SayMore
-    from interlock._client.renewal import Renewal
-    from interlock._client.undo import Undo
     from interlock._client.waiting import Waiters
 
 LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,
@@ -79,15 +80,15 @@ class Core:
         self,
         server: Server,
         waiters: Waiters,
-        renewal: Renewal,
-        undo: Undo,
+        ends: LeaseEnds,
+        leaving: Leaving,
         process_id: str,
         caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
         try_for: float = TRY_FOR,
         frames_to_user: int = 1,
         *,
-        all_renewals: Callable[[], Iterable[Renewal]] = tuple,
+        all_books: Callable[[], Iterable[Book]] = tuple,
         all_waits: Callable[[], Iterable[Attempt]] = tuple,
         say_more: SayMore | None = None,
     ) -> None:
@@ -95,18 +96,19 @@ class Core:
         self.runtime = server.runtime
         self.requests = Requests(server)
         self.waiters = waiters
-        self.renewal = renewal
-        self.undo = undo
+        self.ends = ends
+        self.book = ends.book
+        self.cohorts = ends.cohorts
+        self.undo = ends.undo
         self.process_id = process_id  # the beginning of each token: label, host, process
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
         self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
         self.points = Points()
-        self.giving_back = GivingBack(renewal, undo, self.points)
-        self.holding = Holding(self.requests, self.giving_back, max_ttl)
-        self.cohorts = renewal.cohorts
-        self.self_waits = SelfWaits(renewal, all_renewals)
+        self.giving_back = GivingBack(ends, self.points)
+        self.holding = Holding(self.requests, self.giving_back, leaving, max_ttl)
+        self.self_waits = SelfWaits(self.book, all_books)
         self.turns = Turns(self.requests, self.cohorts, self.giving_back, self.self_waits, self._begin_section)
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder
         self.all_waits = all_waits  # the same: what their callers wait for
@@ -300,9 +302,7 @@ class Core:
         attempt.waits_since = min(attempt.waits_since, now)
         after = LOOK_AFTER * random.uniform(1.0, 1.5)  # so that not all waiters of a crowd look at one moment
         attempt.look_at = FOREVER if attempt.caller is None else now + after
-        self.self_waits.look_for_interrupted(
-            attempt, lambda below: blocks_at_server(attempt, reply, below, self.renewal)
-        )
+        self.self_waits.look_for_interrupted(attempt, lambda below: blocks_at_server(attempt, reply, below, self.book))
         if begins_alike(attempt, reply):
             self.self_waits.look(attempt, reply, warn=False)
 
@@ -380,13 +380,13 @@ class Core:
         grant = hold.grant = Grant(hold, attempt, fence, sent)
         try:
             lease = attempt.make_lease(self, grant)
-            self.renewal.add(hold)
+            self.book.add(hold)
             if attempt.options.joins:
                 cohort = self.cohorts.by_key.get(attempt.resource.keys[0])
                 if cohort is not None and cohort.driver is attempt:
                     cohort.begin(hold)
             # The push of a revocation may have arrived before the reply that grants the lease.
-            if why := self.renewal.early_revocations.get(attempt.token):
+            if why := self.book.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
             if self.requests.closed:  # close() may not have seen this lease: the caller undoes the attempt
                 raise closed_error(attempt.resource)
@@ -398,6 +398,6 @@ class Core:
                 people.acquired(grant, self.runtime.now())
         except BaseException:
             grant.end(Grant.RELEASED)
-            self.renewal.remove(hold)
+            self.book.remove(hold)
             raise
         return lease

@@ -39,19 +39,22 @@ if TYPE_CHECKING:
 
     from interlock._client.giving_back import GivingBack
     from interlock._client.grant import Attempt
+    from interlock._client.leaving import Leaving
     from interlock._client.requests import Requests
 
 
 class Holding:
     """The leases of one client, as their holders use them."""
 
-    def __init__(self, requests: Requests, giving_back: GivingBack, max_ttl: float) -> None:
+    def __init__(self, requests: Requests, giving_back: GivingBack, leaving: Leaving, max_ttl: float) -> None:
         self.requests = requests
         self.server = requests.server
         self.runtime = requests.runtime
         self.giving_back = giving_back
-        self.renewal = giving_back.renewal
-        self.cohorts = giving_back.renewal.cohorts
+        self.leaving = leaving
+        self.ends = giving_back.ends
+        self.book = giving_back.ends.book
+        self.cohorts = giving_back.ends.cohorts
         self.undo = giving_back.undo
         self.points = giving_back.points
         self.max_ttl = max_ttl  # seconds
@@ -88,7 +91,7 @@ class Holding:
     async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
         """Release a lease that had not ended `now`. See release().
 
-        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Undo.leave`.
+        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Leaving.leave`.
         """
         hold = grant.hold
         attempt, is_ours = hold.claim, True
@@ -102,9 +105,9 @@ class Holding:
                 grant.end_reason = Grant.RELEASED
                 hold.grant = None
             grant.announce_release()
-            self.renewal.end(hold)
+            self.ends.end(hold)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
-            if not waits and self.undo.leave(grant, args):
+            if not waits and self.leaving.leave(grant, args):
                 return True
             until = FOREVER
             if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
@@ -140,7 +143,7 @@ class Holding:
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
 
-        With `confirm=False` the release may be on its way when this returns: see `Undo.leave`.
+        With `confirm=False` the release may be on its way when this returns: see `Leaving.leave`.
         If the server is away now, the body has still finished under a valid lease: no error is raised, the release
         goes on in the background, and the lease runs out by itself.
         """
@@ -151,7 +154,7 @@ class Holding:
             if why == Grant.RELEASED:
                 return
             if why is not None:
-                self.renewal.lose(grant, why)
+                self.ends.lose(grant, why)
                 await self.release(grant)
             elif self._passes_on(grant, now) or await self._release_held(grant, now, waits=must_wait(grant, now)):
                 return
@@ -184,17 +187,17 @@ class Holding:
         (state,) = RenewReply.parse(reply).states
         if isinstance(state, Gone | Revoked):
             why = reason_lost(state)
-            self.renewal.lose(grant, why)
+            self.ends.lose(grant, why)
             raise grant.error(why)
         self._count_unanswered(hold, -1)  # only now: a lost lease must not pass on
         if isinstance(state, Failed):  # a failed renewal is not a loss
             why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if ended := grant.reason_ended(self.runtime.now()):
-            self.renewal.lose(grant, ended)
+            self.ends.lose(grant, ended)
             raise grant.error(ended)
         hold.extend_deadline(sent, ttl, self.server.drift)
-        self.renewal.reschedule(hold)
+        self.book.reschedule(hold)
 
     async def execute(
         self, grant: Grant, command: str, words: Sequence[str | bytes | float], keys: Sequence[str | bytes] | None
@@ -229,7 +232,7 @@ class Holding:
         ran, value = ExecuteReply.parse(reply)
         if not ran:
             why = f"it had ended in the server, where {command} was not run"
-            self.renewal.lose(grant, why)
+            self.ends.lose(grant, why)
             raise grant.error(why)
         self._count_unanswered(hold, -1)
         return value

@@ -1,7 +1,7 @@
 """Where people are plugged in: what the client calls for them, and never asks. `_people` stands behind it.
 
-Theory. What callers do is reported to `Points.people`, what workers do to `Renewal.people`. Both are None while nobody
-observes. Each point below looks at it once, and calls it if somebody does:
+Theory. What callers do is reported to `Core.points`, what workers do to `LeaseEnds.points`. Their `people` are None
+while nobody observes. Each point below looks at it once, and calls it if somebody does:
 
     if (people := self.points.people) is not None:  # in one step: another thread may switch
         people.released(grant, now)
@@ -29,7 +29,7 @@ class SayMore(Protocol):
 
 
 class Points:
-    """Where people are plugged in for the callers of one client: the core, its turns and its holding share it."""
+    """Where people are plugged in: the core, its turns and its holding share one, the ends and the renewer another."""
 
     __slots__ = ("people",)
 

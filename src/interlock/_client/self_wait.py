@@ -31,8 +31,8 @@ from interlock.primitives.permits import PermitArgs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from interlock._client.book import Book
     from interlock._client.places import Place
-    from interlock._client.renewal import Renewal
     from interlock._protocol.types import Resource
     from interlock.errors import LockError
     from interlock.primitives.messages import Busy
@@ -122,7 +122,7 @@ def _attempts_in(value: Any) -> list[Attempt]:
     return []
 
 
-def blocks_at_server(attempt: Attempt, reply: Queued, below: Attempt, mine: Renewal) -> bool:
+def blocks_at_server(attempt: Attempt, reply: Queued, below: Attempt, mine: Book) -> bool:
     """Whether a call that this one has interrupted holds, in the server, what this one waits for."""
     grant = mine.find(reply.holder.decode(errors="replace"))  # a lease may have passed to it, under another token
     is_holder = reply.holder == below.token.encode() or (grant is not None and grant.attempt is below)
@@ -167,20 +167,20 @@ def begins_alike(attempt: Attempt, reply: Queued | Busy) -> bool:
 
 
 def find(
-    attempt: Attempt, reply: Queued | Busy, mine: Renewal, all_renewals: Callable[[], Iterable[Renewal]]
+    attempt: Attempt, reply: Queued | Busy, mine: Book, all_books: Callable[[], Iterable[Book]]
 ) -> SelfWait | None:
     """What the caller of this attempt itself holds of its resource, if that alone keeps the caller waiting.
 
-    `mine`: the leases of the client that waits; `all_renewals`: those of each client in this process.
+    `mine`: the leases of the client that waits; `all_books`: those of each client in this process.
     """
     caller = attempt.live_caller
     if caller is None or attempt.make_lease is None:  # a latch and a barrier have no holder
         return None
     args = attempt.resource.acquire_args
     token, where, held = reply.holder.decode(errors="replace"), mine, list["Grant"]()
-    for renewal in (mine, *all_renewals()):
-        if (grant := renewal.find(token)) is not None:
-            where, held = renewal, [grant]
+    for book in (mine, *all_books()):
+        if (grant := book.find(token)) is not None:
+            where, held = book, [grant]
             break
     if isinstance(args, PermitArgs):
         if args.own_lease or where.count() > MAX_SEARCHED:
@@ -209,10 +209,10 @@ def _are_too_many(attempt: Attempt, held: Sequence[Grant | Attempt]) -> bool:
 class SelfWaits:
     """Where the callers of one client look whether they wait for themselves, and what they do then."""
 
-    def __init__(self, renewal: Renewal, all_renewals: Callable[[], Iterable[Renewal]]) -> None:
-        self.runtime = renewal.runtime
-        self.renewal = renewal
-        self.all_renewals = all_renewals  # of all clients in this process
+    def __init__(self, book: Book, all_books: Callable[[], Iterable[Book]]) -> None:
+        self.runtime = book.runtime
+        self.book = book
+        self.all_books = all_books  # of all clients in this process
 
     def look_for_interrupted(self, attempt: Attempt, blocks: Callable[[Attempt], bool]) -> None:
         """Raise Deadlock if this call, in a signal handler or a finalizer, has interrupted what it is to wait for.
@@ -247,4 +247,4 @@ class SelfWaits:
         return error
 
     def _find(self, attempt: Attempt, reply: Queued | Busy) -> SelfWait | None:
-        return find(attempt, reply, self.renewal, self.all_renewals)
+        return find(attempt, reply, self.book, self.all_books)

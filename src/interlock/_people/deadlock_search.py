@@ -92,10 +92,10 @@ class DeadlockSearch:
     def _held_by_caller(self, attempt: Attempt) -> list[Grant]:
         """The leases that the caller of this attempt has acquired in this process."""
         caller = caller_of(attempt)
-        renewals = list(self.registry.all_renewals())
-        if caller is None or sum(renewal.count() for renewal in renewals) > MAX_LEASES:
+        books = list(self.registry.all_books())
+        if caller is None or sum(book.count() for book in books) > MAX_LEASES:
             return []
-        grants = (grant for renewal in renewals for grant in renewal.held())
+        grants = (grant for book in books for grant in book.held())
         return [grant for grant in grants if caller_of(grant.attempt) is caller]
 
     def _search_with_own(

@@ -52,8 +52,9 @@ from interlock.primitives.registry import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
+    from interlock._client.book import Book
+    from interlock._client.cohorts import Cohorts
     from interlock._client.grant import Attempt, Grant
-    from interlock._client.renewal import Renewal
     from interlock._client.waiting import Waiters
     from interlock._people.answers import Answer
     from interlock._protocol.types import AutoResetEvent, Message, Server
@@ -72,13 +73,14 @@ class Registry:
     """The entry of one session, and what all sessions say."""
 
     def __init__(
-        self, server: Server, waiters: Waiters, renewal: Renewal, wake_at: Callable[[float], None], process: Process,
-        session_id: str, all_renewals: Callable[[], Iterable[Renewal]], *, writes: bool,
+        self, server: Server, waiters: Waiters, book: Book, cohorts: Cohorts, wake_at: Callable[[float], None],
+        process: Process, session_id: str, all_books: Callable[[], Iterable[Book]], *, writes: bool,
     ) -> None:  # fmt: skip
         self.server = server
         self.runtime = server.runtime
         self.waiters = waiters
-        self.renewal = renewal
+        self.book = book
+        self.cohorts = cohorts
         self.writes = writes  # else this session only reads what others say
         self.wake_at = wake_at  # wakes the worker that calls report()
         self.process = process
@@ -92,7 +94,7 @@ class Registry:
         self.sending: AutoResetEvent | None = None  # a report is under way; the event is set when it is done
         self.refused = False  # the server has refused an entry, and the log says so
         self.refused_until = -FOREVER  # until when this session writes none
-        self.all_renewals = all_renewals  # of all clients in this process
+        self.all_books = all_books  # of all clients in this process
         self.place = ""  # what entries say in place of a line of code: of a program in which no user wrote a line
         self._said = Answers[list[Entry]](self.runtime)  # by process
 
@@ -104,7 +106,7 @@ class Registry:
 
     def look_for_cohorts(self) -> None:
         """The same, if callers wait in a cohort: then no heartbeat lets anybody look."""
-        if self.renewal.cohorts.next_look != FOREVER:
+        if self.cohorts.next_look != FOREVER:
             self.look()
 
     async def report(self) -> list[Attempt] | None:
@@ -112,9 +114,9 @@ class Registry:
         now = self.runtime.now()
         if now < self.next_look or self.ended:
             return None
-        attempts = [*list(self.waiters.registered.values()), *self.renewal.cohorts.waiting()]
+        attempts = [*list(self.waiters.registered.values()), *self.cohorts.waiting()]
         waits = [each for each in attempts if each.waits_since < FOREVER and not each.abandoned]
-        holds = self.renewal.held() if self.writes else []
+        holds = self.book.held() if self.writes else []
         self.next_look = now + REPORT_INTERVAL if holds or waits else FOREVER  # first: look() may be called meanwhile
         if self.writes and now >= self.refused_until:
             await self._report(
@@ -234,8 +236,8 @@ class Registry:
     async def holding(self, token: str, until: float) -> Holding | None:
         """Where in its code the holder with this token is; None if nobody knows, or no answer comes in time."""
         now = self.runtime.now()
-        for renewal in self.all_renewals():
-            if (grant := renewal.find(token)) is not None:
+        for book in self.all_books():
+            if (grant := book.find(token)) is not None:
                 return Holding(line_of(grant.attempt.place), now - grant.since, 0.0)
         said, party = await self._find(token, until)
         if said is None or party is None:

@@ -11,9 +11,10 @@ from interlock._protocol.snapshot import snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from interlock._client.book import Book
     from interlock._client.core import Core
     from interlock._client.grant import Attempt
-    from interlock._client.renewal import Renewal
+    from interlock._client.renewal import Renewer
     from interlock._client.reports import Reports
     from interlock._client.waiting import Waiters
     from interlock._people.registry import Registry
@@ -25,7 +26,8 @@ class OpenSession(Protocol):
 
     runtime: Runtime
     core: Core
-    renewal: Renewal
+    book: Book
+    renewer: Renewer
     waiters: Waiters
     registry: Registry
     reports: Reports
@@ -44,9 +46,9 @@ class Sessions(set[OpenSession]):
 open_sessions: Sessions = Sessions()
 
 
-def all_renewals() -> list[Renewal]:
+def all_books() -> list[Book]:
     """The leases of all clients in this process."""
-    return [session.renewal for session in snapshot(open_sessions)]
+    return [session.book for session in snapshot(open_sessions)]
 
 
 def all_waits() -> Iterator[Attempt]:

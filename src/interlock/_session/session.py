@@ -14,9 +14,13 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._client.book import Book
+from interlock._client.cohorts import Cohorts
 from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant
-from interlock._client.renewal import Renewal
+from interlock._client.lease_ends import DROPPED, LeaseEnds
+from interlock._client.leaving import Leaving
+from interlock._client.renewal import Renewer
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
 from interlock._client.waiting import Waiters
@@ -33,7 +37,7 @@ from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
 from interlock._protocol.tokens import Process
 from interlock._session.fork_and_exit import CLOSE_TIMEOUT, track
-from interlock._session.open_sessions import all_renewals, all_waits, open_sessions
+from interlock._session.open_sessions import all_books, all_waits, open_sessions
 from interlock.primitives.codes import free_text
 
 if TYPE_CHECKING:
@@ -84,39 +88,44 @@ class Session:
             for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
-        self.undo = undo.task = Undo(server, undo.wake_at)
+        self.undo = Undo(server, undo.wake_at)
         self.reports = reports.task = Reports(self.runtime, reports.wake_at)
-        self.renewal = renewal.task = Renewal(server, ends, renewal, self.undo, self.waiters, self.reports)
-        ends.task = self.renewal.ends
+        self.book = Book(server, ends)
+        self.cohorts = Cohorts(self.runtime, self.book, ends.wake_at)
+        self.ends = ends.task = LeaseEnds(
+            self.book, self.cohorts, self.undo, self.waiters, self.reports, renewal.wake_at, self._look_at_held
+        )
+        self.renewer = renewal.task = Renewer(server, self.book, self.ends)
+        self.leaving = undo.task = Leaving(server, self.undo, self.ends, undo.wake_at)
         self.registry = Registry(
             server,
             self.waiters,
-            self.renewal,
+            self.book,
+            self.cohorts,
             registry.wake_at,
             process,
             self.channel.rpartition(":")[2],
-            all_renewals,
+            all_books,
             writes=self.writes_registry,
         )
         self.waiters.on_tick = self.registry.look
-        self.renewal.ends.on_tick = self._look_at_held
         self.deadlocks = DeadlockSearch(self.registry)
         registry.task = Looks(
             self.registry,
-            LongWaits(self.runtime, self.registry.holding, self.renewal.cohorts.blocking, self.deadlocks.say),
+            LongWaits(self.runtime, self.registry.holding, self.cohorts.blocking, self.deadlocks.say),
         )
         grant_log.look()
         self.core = Core(
             server,
             self.waiters,
-            self.renewal,
-            self.undo,
+            self.ends,
+            self.leaving,
             str(process),
             self.caller,
             self.max_ttl,
             self.try_for,
             self.frames_to_user,
-            all_renewals=all_renewals,
+            all_books=all_books,
             all_waits=all_waits,
             say_more=Timeouts(self.registry, self.deadlocks).say_more,
         )
@@ -141,7 +150,7 @@ class Session:
     def subscribed(self, channel: str | None = None) -> None:
         """The subscription of this channel (None: of all) began or ended: the client may have missed pushes before."""
         self.waiters.subscription_changed(channel)
-        self.renewal.subscription_changed(channel)
+        self.book.subscription_changed(channel)
 
     def pushed(self, payload: bytes) -> None:
         """Handle a push to this client: a grant or a revocation."""
@@ -149,13 +158,13 @@ class Session:
         if verb == "granted":
             self.waiters.on_granted(token)
         elif verb == "revoked":
-            self.renewal.revoked(token, free_text(rest.rstrip()))
+            self.ends.revoked(token, free_text(rest.rstrip()))
 
     def report(self) -> None:
         """Report to the observers from now on, or no more if there are none."""
         observes = bool(observer.observers)
         self.core.points.people = BY_CALLERS if observes else None
-        self.renewal.people = by_workers(self.reports) if observes else None
+        self.ends.points.people = by_workers(self.reports) if observes else None
 
     def start_workers(self) -> None:
         """Start each worker that has a task due, and could not start before or was cancelled with all tasks."""
@@ -171,21 +180,21 @@ class Session:
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
         self.core.requests.closed = True
-        self.renewal.report_drops()
-        held, waiting = self.renewal.held(), list(self.waiters.registered.values())
+        orphans = [*self.ends.end_orphans()]
+        held, waiting = self.book.held(), list(self.waiters.registered.values())
         for attempt in waiting:
             attempt.in_doubt = True  # one of its requests may be on its way
         for grant in held:
-            self.renewal.remove(grant.hold)
+            self.book.remove(grant.hold)
             if announce:
                 grant.mark_released()
             else:
                 grant.end(Grant.RELEASED)
-            if (people := self.renewal.people) is not None:
+            if (people := self.ends.points.people) is not None:
                 people.released(grant, self.runtime.now())
-        undone = self.undo.attempts()
-        self.undo.left.clear()  # the second release is the one that counts: the reply to the first says nothing then
-        dropped = [attempt for _, attempt in snapshot(self.renewal.dropped)]
+        undone = [*self.undo.attempts(), *orphans, *self.leaving.attempts()]
+        self.leaving.forget_all()
+        dropped = [attempt for _, attempt in snapshot(self.ends.dropped)]
         releasing = list(self.core.holding.releasing.values())
         return [*(grant.hold.claim for grant in held), *dropped, *releasing, *waiting, *undone]
 
@@ -209,7 +218,7 @@ class Session:
         open_sessions.discard(self)
         now = self.runtime.now()
         try:
-            await self.undo.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
+            await self.leaving.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
 
@@ -218,7 +227,7 @@ class Session:
             await self.release_all(self.stop_granting(announce=True), self.server, until)
         finally:
             self.waiters.wake_all()
-            self.core.cohorts.wake_all()
+            self.cohorts.wake_all()
             for worker in self.workers:
                 worker.wakeup.set()
             self.reports.end()  # last: it runs code of a user
@@ -228,9 +237,11 @@ class Session:
 
         Leases stay held: the session releases them when the process exits.
         """
-        if not self.renewal.held():
+        if not self.book.held():
             open_sessions.discard(self)
-        left = [*self.undo.attempts(), *self.core.holding.releasing.values()]
+        orphans = [grant.hold.claim for grant, why in snapshot(self.ends.orphans) if why != DROPPED]
+        releasing = list(self.core.holding.releasing.values())
+        left = [*self.undo.attempts(), *orphans, *self.leaving.attempts(), *releasing]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
             left.append(attempt)
@@ -239,7 +250,7 @@ class Session:
 
     def reset_after_fork(self) -> None:
         """In a child after a fork: mark all leases as ended, and start with no waiters."""
-        for grant in self.renewal.held():
+        for grant in self.book.held():
             grant.end_reason = Grant.FORKED
         closed = self.core.requests.closed
         self.runtime.reset_after_fork()

@@ -244,7 +244,7 @@ def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str |
             return None
         grant = lease._grant
         if not grant.hold.claim.in_doubt:
-            lease._core.renewal.remove(grant.hold)
+            lease._core.book.remove(grant.hold)
             grant.end(Grant.RELEASED)
             return lease.token
         # A copy of the request may reach the server late: releasing the lease makes sure that it acquires nothing.

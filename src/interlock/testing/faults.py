@@ -24,27 +24,30 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from interlock._api.lease import LeaseCore
 from interlock._api.multilease import MultiLeaseCore
-from interlock._client.renewal import _renew_message, _ttl_ms
+from interlock._client.renewal import Answers, _renew_message, _ttl_ms
 from interlock._protocol.names import duration
 from interlock._protocol.run import run
+from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
 from interlock._session.open_sessions import open_sessions
 from interlock.embedded import _processes
 from interlock.errors import ConfigError, Unavailable
-from interlock.primitives.messages import Gone, Renewed, RenewReply, RevokeCall, Revoked, reason_lost
+from interlock.primitives.messages import Failed, Gone, Renewed, RenewReply, RevokeCall, Revoked, reason_lost
 from interlock.primitives.scripts import load
 
 from .server import is_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Iterator
 
     from interlock import aio, threads
     from interlock._client.core import Core
-    from interlock._client.grant import Grant
+    from interlock._client.grant import Grant, Hold
+    from interlock._client.renewal import Ask, Renewer
     from interlock._connect.address import Address
     from interlock._protocol.types import Message, Reply, Script
+    from interlock._protocol.types import Server as AnyServer
     from interlock._quarantine.history import ServerHistory
     from interlock._session.open_sessions import OpenSession
     from interlock.embedded import Server
@@ -61,7 +64,8 @@ WHY: Final = "a test called lose_lease()"  # the reason of a revocation
 TIMEOUT: Final = 5.0  # seconds that the server, or the event loop of the lease, may take
 CALLBACK_TIMEOUT: Final = 1.0  # seconds that lose_lease() waits for the end of on_lost
 MIN_REMAINING: Final = 0.01  # seconds
-_pausing = threading.Lock()  # for changes of Renewal.paused
+PAUSED: Final = b"a test has paused the renewals of this lease"
+_pausing = threading.Lock()  # for changes of what is paused
 
 
 def lose_lease(lease: Lease | str, how: Loss = "expired") -> None:
@@ -123,6 +127,31 @@ def pause_renewal(lease: Lease | str, *, remaining: float | None = None) -> Gene
             held.resume()
 
 
+class Pause:
+    """Stands before the questions of one renewer: each renewal of a paused lease fails, and no server hears of it."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.paused: frozenset[Hold] = frozenset()
+
+    async def __call__(self, server: AnyServer, holds: list[Hold], silent_nodes: dict[object, bytes]) -> Answers:
+        """See `interlock._client.renewal.ask`."""
+        paused = [hold for hold in holds if hold in self.paused]
+        answers = await self.ask(server, [hold for hold in holds if hold not in self.paused], silent_nodes)
+        states = [
+            (hold, Failed(PAUSED) if hold in self.paused else state)  # the request may have been under way
+            for hold, state in answers.states
+        ]
+        return answers._replace(states=[*((hold, Failed(PAUSED)) for hold in paused), *states])
+
+
+def _pause_of(renewer: Renewer) -> Pause:
+    """What pauses leases of this renewer. Under `_pausing`."""
+    if not isinstance(renewer.ask, Pause):
+        renewer.ask = Pause(renewer.ask)
+    return renewer.ask
+
+
 class Held(NamedTuple):
     """A lease that this process holds on a private server."""
 
@@ -152,15 +181,17 @@ class Held(NamedTuple):
 
     def pause(self, remaining: float | None) -> None:
         """Let each renewal fail from now on."""
-        renewal = self.core.renewal
+        hold, now = self.grant.hold, self.core.runtime.now
 
         def fail() -> None:
             with _pausing:
-                renewal.paused |= {self.grant.hold}
-            self.grant.hold.renewal_failing = True
+                for renewer in self._renewers():
+                    _pause_of(renewer).paused |= {hold}
+            hold.renewal_failing = True
             if remaining is not None:
-                self.grant.hold.deadline = min(self.grant.hold.deadline, renewal.runtime.now() + remaining)
-            renewal._renew_now(self.grant.hold)  # fails, and is due again at the deadline at the latest
+                hold.deadline = min(hold.deadline, now() + remaining)
+            self.core.book.put_aside(hold)  # its renewal fails, and is due again at the deadline at the latest
+            self.core.ends.wake_renewer_at(now())
 
         self._in_its_loop(fail)
         if remaining is not None and self._server_answers():
@@ -169,10 +200,11 @@ class Held(NamedTuple):
 
     def resume(self) -> None:
         """Let renewals through again, and renew the lease at once, unless it has ended or the server is silent."""
-        renewal, grant = self.core.renewal, self.grant
+        grant = self.grant
         with _pausing:
-            renewal.paused -= {grant.hold}
-        if grant.reason_ended(renewal.runtime.now()) is not None or not self._server_answers():
+            for renewer in self._renewers():
+                _pause_of(renewer).paused -= {grant.hold}
+        if grant.reason_ended(self.core.runtime.now()) is not None or not self._server_answers():
             return
         try:
             state, sent = self._ask_in_place_of_holder()
@@ -185,19 +217,23 @@ class Held(NamedTuple):
             grant.hold.extend_deadline(sent, _ttl_ms(grant.hold, sent, drift) / 1000, drift)
 
     def _report_lost(self, why: str) -> None:
-        renewal = self.core.renewal
+        reports = self.core.ends.reports
         has_loop = hasattr(self.core.runtime, "loop")
 
         def lose() -> None:
-            renewal.lose(self.grant, why)
+            self.core.ends.lose(self.grant, why)
             if has_loop:  # the loop has to turn before its task makes the reports
-                renewal.reports.make_all()
+                reports.make_all()
 
         self._in_its_loop(lose)
         if not has_loop:
             told = threading.Event()
-            renewal.reports.add(told.set)
+            reports.add(told.set)
             told.wait(CALLBACK_TIMEOUT)
+
+    def _renewers(self) -> Iterator[Renewer]:
+        """The renewer of its session, unless that is closed."""
+        return (session.renewer for session in snapshot(open_sessions) if session.core is self.core)
 
     def _ask_in_place_of_holder(self) -> tuple[RenewState, float]:
         """Send the renewal of this lease. Returns what the server says of it, and when the request was sent."""
@@ -289,7 +325,7 @@ def _named(name: str, fault: str) -> Held:
         (grant, session.core)
         for session in list(open_sessions)
         if not _is_over(session)
-        for grant in dict.fromkeys(session.renewal.held())
+        for grant in dict.fromkeys(session.book.held())
         if grant.resource.name == name and grant.reason_ended(session.runtime.now()) is None
     ]
     if not held:

@@ -155,7 +155,7 @@ def wrong(client, session, made: list, within: float) -> list[str]:
     end = time.monotonic() + within
     while True:
         gc.collect()
-        renewed = [grant.resource.name for grant in session.renewal.held()]
+        renewed = [grant.resource.name for grant in session.book.held()]
         keys = left(client)
         if not keys and not renewed:
             break

@@ -7,9 +7,9 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from interlock._api.scopes import CancelScope
+from interlock._client.book import Book
 from interlock._client.cohort import Cohort
 from interlock._client.core import Core
-from interlock._client.renewal import Renewal
 from interlock.fence import MAX_FENCE
 from interlock.primitives import lock
 from interlock.primitives import scripts as _scripts
@@ -31,7 +31,7 @@ def believes() -> None:
         return made
 
     Core.attempt = tenth  # type: ignore[method-assign]
-    Renewal.add = lambda _self, _grant: None  # type: ignore[method-assign]
+    Book.add = lambda _self, _grant: None  # type: ignore[method-assign]
 
 
 def shares() -> None:
