@@ -28,7 +28,7 @@ S13. While leases that a server lost may last, the server grants nothing; it may
      ends a quarantine only by a message that names it, not by a message meant for another server.
 S14. A lease passes from caller to caller of one process only while it is certainly alive and half of its ttl is left,
      no renewal of it is due or has failed, no request of its user is unanswered, and no push has told of its
-     revocation; within the budget once others wait, and only by fresh words of the server.
+     revocation; within the budget once others wait, and only by fresh replies of the server.
 
 A lease that was revoked by force is outside S1 and the second half of S2: its holder learns of the revocation later.
 The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client.cohort import BUDGET, WORD_COUNTS_FOR
+from interlock._client.cohort import BUDGET, RESERVED_FOR
 from interlock.primitives.codes import GRANTED
 
 if TYPE_CHECKING:
@@ -81,7 +81,10 @@ class Passing:
             (self._is_renewed_now(process, before), "while a renewal of it is due or under way"),
             (self.beliefs.has_heard_of_revocation(process, token), "though it was revoked"),
             (self._is_over_budget(process, token), f"more than {BUDGET} s after the server has said that others wait"),
-            (section.fence and self._word_is_old(token), f"without a word of the server for {WORD_COUNTS_FOR} s"),
+            (
+                section.fence and self._reservation_is_old(token),
+                f"without a reply of the server for {RESERVED_FOR} s",
+            ),
         ):
             if is_wrong:
                 self.trace.violated(14, f"{before.token} passes on {why}")
@@ -97,6 +100,6 @@ class Passing:
         since = max(since, process.paused_until)
         return self.trace.world.now > since + BUDGET * (1 + 1e-3) + 1e-4
 
-    def _word_is_old(self, token: bytes) -> bool:
+    def _reservation_is_old(self, token: bytes) -> bool:
         asked = self._asked_at.get(token)
-        return asked is None or self.trace.world.now - asked > WORD_COUNTS_FOR * (1 + 1e-3)
+        return asked is None or self.trace.world.now - asked > RESERVED_FOR * (1 + 1e-3)

@@ -14,7 +14,7 @@ import pytest
 
 from interlock._client import cohort as cohort_module
 from interlock._client import cohorts as cohorts_module
-from interlock._client.cohort import BUDGET, WORD_COUNTS_FOR
+from interlock._client.cohort import BUDGET, RESERVED_FOR, Turn
 from interlock._client.cohorts import Cohorts
 from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold
 from interlock.primitives.lock import lock_resource
@@ -50,7 +50,7 @@ class Play:
         self.sections = {}  # by caller
         self.arrived = []  # those that wait, in order
         self.passes_since_others = None
-        self.word_at = 0.0  # when the server said last whether others wait
+        self.replied_at = 0.0  # when the server said last whether others wait
         runtime = SimpleNamespace(mutex=contextlib.nullcontext(), now=lambda: self.now, event=Event)
         keeper = SimpleNamespace(may_pass=lambda _: True, replace=lambda *_: None)
         self.cohorts = Cohorts(runtime, keeper, lambda _: None)
@@ -62,7 +62,7 @@ class Play:
     # What may happen
 
     def steps(self):
-        found = [("later", BUDGET * 1.1), ("later", WORD_COUNTS_FOR * 1.1), ("looks",)] if self.cohort else []
+        found = [("later", BUDGET * 1.1), ("later", RESERVED_FOR * 1.1), ("looks",)] if self.cohort else []
         if self.cohort and self.now < 1000 + OPTIONS.ttl / 2:
             found.append(("later", OPTIONS.ttl * 0.55))
         for i in CALLERS:
@@ -98,10 +98,10 @@ class Play:
         attempt = self.attempts[i]
         attempt.event.is_set = False
         turn = self.cohorts.turn(attempt)
-        if turn is True:
+        if turn is Turn.ASK:
             self._first(i)
             self.turns[i] = "asks"
-        elif turn is not False:
+        elif turn is not Turn.WAIT:
             self._first(i)
             self._begin(i, turn)
 
@@ -121,7 +121,7 @@ class Play:
     def _instead(self, i, section):
         self.cohorts.drive_instead(section)
         self.sections.pop(i, None)
-        assert self.cohorts.turn(self.attempts[i]) is True
+        assert self.cohorts.turn(self.attempts[i]) is Turn.ASK
         self.turns[i] = "asks"
 
     def _inside(self, i, section):
@@ -146,7 +146,7 @@ class Play:
         section.hold.extend_deadline(self.now, 30.0, 0.0)
         self.cohorts.reserved(section, first, sent=self.now, others_wait=others_wait)
         self.passes_since_others = (0, self.now) if others_wait else None
-        self.word_at = self.now
+        self.replied_at = self.now
         self._inside(i, section)
 
     def refused(self, i):
@@ -164,7 +164,7 @@ class Play:
             assert may, "it passed with an execute unanswered"
             assert section.hold.deadline - self.now >= OPTIONS.ttl / 2 - 1, "it passed late in its ttl"
             asks = self.cohort.section.fence == 0
-            assert asks or self.now - self.word_at <= WORD_COUNTS_FOR, "it passed, and the server's word is old"
+            assert asks or self.now - self.replied_at <= RESERVED_FOR, "it passed, and the server's reply is old"
             self._check_budget()
             assert section.end_reason == Grant.RELEASED
             assert self.cohort.section.token == section.token
@@ -241,7 +241,7 @@ class Play:
             cohort.section and (index[id(cohort.section.attempt)], cohort.section.hold.unanswered > 0),
             tuple(index[id(attempt)] for attempt in cohort.waiting),
             (hold := cohort.reservation)
-            and (hold._left, self.now - hold._asked_at > WORD_COUNTS_FOR, self.now >= hold._passes_until),
+            and (hold._left, self.now - hold._asked_at > RESERVED_FOR, self.now >= hold._passes_until),
         )
         turns = tuple((turn, turn == "waits" and self.attempts[i].event.is_set) for i, turn in self.turns.items())
         return inner, turns, self.passes_since_others and (
@@ -312,7 +312,7 @@ BUGS = {
     "a pass late in the ttl": ("hold.deadline - now >= hold.ttl / 2", "True", "late in its ttl"),
     "a pass with an execute unanswered": ("hold.unanswered == 0", "True", "an execute unanswered"),
     "a fence that nobody reserved": ("self._left == 0 or", "self._next == 0 or", "nobody reserved"),
-    "an old word": ("or now - self._asked_at > WORD_COUNTS_FOR", "", "word is old"),
+    "an old reply": ("or now - self._asked_at > RESERVED_FOR", "", "reply is old"),
     "no end while others wait": ("(now < self._passes_until and", "(", "too long while others wait"),
     "a reservation more while others wait": (
         "now < self._passes_until and self._left > 0", "now < self._passes_until", "too many sections",
@@ -344,7 +344,7 @@ def test_a_planted_bug_in_the_cohort_is_found(bug, monkeypatch):
     assert source.count(old) == 1
     planted = dict(vars(cohort_module))
     exec(compile(source.replace(old, new), cohort_module.__file__, "exec"), planted)
-    planted["RESERVED"] = RESERVED
+    planted |= {"RESERVED": RESERVED, "Turn": Turn}
     monkeypatch.setattr(cohorts_module, "Cohort", planted["Cohort"])
     with pytest.raises(AssertionError, match=found):
         search()

@@ -142,6 +142,7 @@ def test_a_planted_bug_in_the_cohorts_is_caught(bug, monkeypatch):
         assert source.count(old) == 1
         planted = dict(vars(_cohort))
         exec(compile(source.replace(old, new), _cohort.__file__, "exec"), planted)
+        planted["Turn"] = _cohort.Turn
         monkeypatch.setattr(_cohorts, "Cohort", planted["Cohort"])
     assert any(
         violation.rule == rule

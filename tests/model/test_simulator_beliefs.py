@@ -205,8 +205,8 @@ def a_cohort_passes_while_a_renewal_is_under_way(monkeypatch):
     monkeypatch.setattr(Book, "may_pass", lambda *_: True)
 
 
-def a_cohort_trusts_an_old_word(monkeypatch):
-    monkeypatch.setattr(cohort, "WORD_COUNTS_FOR", 5.0)
+def a_cohort_trusts_an_old_reply(monkeypatch):
+    monkeypatch.setattr(cohort, "RESERVED_FOR", 5.0)
 
 
 def a_lease_that_passes_leaves_the_book(monkeypatch):
@@ -278,7 +278,7 @@ IN_PYTHON = {
     a_cohort_passes_beside_an_unanswered_request: (14, "lock", "foreign code in a crowd"),
     a_cohort_passes_after_its_deadline: (14, "lock", "short and long"),
     a_cohort_passes_while_a_renewal_is_under_way: (14, "lock", "slow link"),
-    a_cohort_trusts_an_old_word: (14, "lock", "short and long"),
+    a_cohort_trusts_an_old_reply: (14, "lock", "short and long"),
     a_lease_that_passes_leaves_the_book: (8, "lock", "short and long"),
     nobody_asks_about_leases_without_a_channel: (8, "lock", "revoked"),
     nobody_asks_after_a_new_subscription: (8, "lock", "revoked in silence"),

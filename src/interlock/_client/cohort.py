@@ -23,6 +23,7 @@ This class has no threads, no clock and no I/O. `Cohorts` calls it, under the mu
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import last_answer_counts
@@ -32,11 +33,18 @@ from interlock.primitives.messages import Queued
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt, Grant, Hold
 
-RESERVED: Final = 64  # fences that one request reserves, and so the sections between two words of the server
+RESERVED: Final = 64  # fences that one request reserves, and so the sections between two questions to the server
 BUDGET: Final = 0.010  # seconds for which a hold still passes on once the server has said that others wait
-WORD_COUNTS_FOR: Final = 0.1  # seconds after which the server's last word is too old to pass on
+RESERVED_FOR: Final = 0.1  # seconds for which the next fences may be used, from the request that reserved them
 OTHERS_WAIT: Final = Queued(b"", 0, is_head=False)
 NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: such a cohort makes no dict of its own
+
+
+class Turn(Enum):
+    """What a caller does that has looked, if no lease has passed to it."""
+
+    ASK = "the server"
+    WAIT = "behind the others"
 
 
 class Cohort:
@@ -70,15 +78,15 @@ class Cohort:
             del self.waiting[attempt]
         return driver
 
-    def turn(self, attempt: Attempt) -> Grant | bool:
-        """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
+    def turn(self, attempt: Attempt) -> Turn | Grant:
+        """What this caller may do: ask the server, wait, or begin its section, under this grant."""
         grant = self.section
         if self.driver is attempt:
-            turn: Grant | bool = True
+            turn: Turn | Grant = Turn.ASK
         elif grant is not None and grant.attempt is attempt:
             turn = grant
         else:
-            return False
+            return Turn.WAIT
         self.waiting.pop(attempt, None)
         return turn
 
@@ -175,18 +183,18 @@ class Cohort:
         )
 
     def next_fence(self, now: float) -> int:
-        """The fence of the next section; 0 if the server must be asked first, for fences or for a fresh word."""
+        """The fence of the next section; 0 if the server must be asked first, for fences or for a fresh reply."""
         return self.reservation.take(now) if self.reservation is not None else 0
 
     def reserve(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
-        """Note the server's word: the section's fence, that those that follow are ours, and whether others wait."""
+        """Note the reply to a reservation: the section's fence, that the next ones are ours, whether others wait."""
         if self.reservation is None:
             self.reservation = Reservation()
         self.reservation.renew(fence + 1, now, sent=sent, others_wait=others_wait)
 
 
 class Reservation:
-    """The fences that a hold has reserved, and the server's last word about who waits."""
+    """The fences that a hold has reserved, and whether others waited when the server was last asked."""
 
     __slots__ = ("_asked_at", "_left", "_next", "_passes_until")
 
@@ -201,8 +209,8 @@ class Reservation:
         return self._passes_until == FOREVER or (now < self._passes_until and self._left > 0)
 
     def take(self, now: float) -> int:
-        """The next fence; 0 if none is left, or the server's word is too old."""
-        if self._left == 0 or now - self._asked_at > WORD_COUNTS_FOR:
+        """The next fence; 0 if none is left, or the server's reply is too old."""
+        if self._left == 0 or now - self._asked_at > RESERVED_FOR:
             return 0
         fence = self._next
         self._left, self._next = self._left - 1, fence + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from interlock._client.cohort import OTHERS_WAIT, Cohort
+from interlock._client.cohort import OTHERS_WAIT, Cohort, Turn
 from interlock._client.grant import Grant
 from interlock._protocol.timing import FOREVER
 
@@ -56,18 +56,18 @@ class Cohorts:
             self.next_look = now + LOOK_INTERVAL
         return driver is attempt
 
-    def turn(self, attempt: Attempt) -> Grant | bool:
-        """What this caller may do: begin its section under this grant, ask the server (True), or wait (False)."""
+    def turn(self, attempt: Attempt) -> Turn | Grant:
+        """What this caller may do: ask the server, wait, or begin its section, under this grant."""
         key = attempt.resource.keys[0]
         with self.runtime.mutex:
             cohort = self.by_key.get(key) or self.by_key.setdefault(key, Cohort(attempt))
-            if (turn := cohort.turn(attempt)) is not False:
+            if (turn := cohort.turn(attempt)) is not Turn.WAIT:
                 return turn
             if cohort.ttl_ms != attempt.options.ttl_ms:  # its own cohort has ended, and this is another one: see join()
-                return True
+                return Turn.ASK
             driver = cohort.arrive(attempt, self.runtime.now())
         _wake(driver)
-        return driver is attempt
+        return Turn.ASK if driver is attempt else Turn.WAIT
 
     def leave(self, attempt: Attempt) -> Grant | None:
         """Forget this caller, which is abandoned. Returns the grant that had passed to it, and that nobody will use."""
@@ -122,7 +122,7 @@ class Cohorts:
         return True
 
     def reserved(self, grant: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
-        """Note the server's word for this section: its fence, and that the cohort has those that follow."""
+        """Note the reply to a reservation: the fence of this section, and that the cohort has those that follow."""
         with self.runtime.mutex:
             cohort = self.by_key.get(grant.resource.keys[0])
             if cohort is not None and cohort.section is grant:

@@ -94,12 +94,12 @@ class Holding:
         Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Leaving.leave`.
         """
         hold = grant.hold
-        attempt, is_ours = hold.claim, True
+        attempt, is_first = hold.claim, True
         releasing = Question(attempt.resource)
         try:
             with self.runtime.mutex:
                 if grant.end_reason is not None or hold.grant is not grant:  # another thread was first
-                    is_ours = False
+                    is_first = False
                     return grant.end_reason == Grant.RELEASED or grant.has_passed
                 self.releasing[attempt.token] = attempt  # first: close() finds it here or among the held
                 grant.end_reason = Grant.RELEASED
@@ -112,16 +112,16 @@ class Holding:
             until = FOREVER
             if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
                 until = max(hold.deadline, now + 0.5)
-            was_ours = False
+            was_held = False
             while True:
                 reply, _ = await self.requests.ask(releasing, args, until)
-                ours, again = reply  # a ReleaseReply, not built as one: each release would pay for that
-                was_ours |= bool(ours)  # the first reply counts: before the next, another client may release
+                held, again = reply  # a ReleaseReply, not built as one: each release would pay for that
+                was_held |= bool(held)  # the first reply counts: before the next, another client may release
                 if not again:
-                    # The server stores only the last releaser. If no reply says `ours`, and a copy of this release had
-                    # no reply, that copy may have released the lease, and another client its own lease since then.
-                    # Before the deadline nothing else ended the lease.
-                    return was_ours or (releasing.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
+                    # The server stores only the last releaser. If no reply says that the lease was held, and a copy of
+                    # this release had no reply, that copy may have released the lease, and another client its own lease
+                    # since then. Before the deadline nothing else ended the lease.
+                    return was_held or (releasing.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
         except BaseException as error:
             if self.requests.closed and isinstance(error, ConfigError):  # close() releases the lease
                 return True
@@ -129,7 +129,7 @@ class Holding:
             raise
         finally:
             attempt.in_doubt |= releasing.in_doubt
-            if is_ours:
+            if is_first:
                 self.releasing.pop(attempt.token, None)
             if (people := self.points.people) is not None:
                 people.released(grant, now)

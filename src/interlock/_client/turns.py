@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from interlock._client.cohort import RESERVED
+from interlock._client.cohort import RESERVED, Turn
 from interlock._client.error_texts import DRIVER_UNANSWERED, outer_error
 from interlock._client.requests import Question, closed_error
 from interlock._client.self_wait import LOOK_AFTER
@@ -79,9 +79,9 @@ class Turns:
             # Else it looks when the worker wakes it, after LOOK_AFTER: a timer of its own would cost each caller more.
             await attempt.event.wait(min(attempt.until, attempt.look_at) if is_inside else attempt.until)
             turn, now = self.cohorts.turn(attempt), self.runtime.now()
-            if turn is True:
+            if turn is Turn.ASK:
                 break
-            if turn is not False:
+            if turn is not Turn.WAIT:
                 if (lease := await self._take_turn(turn)) is not None:
                     return lease
                 attempt.event.set()  # to look at once
