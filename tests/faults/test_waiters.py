@@ -7,16 +7,15 @@ Not here: waiters that died or were stopped (test_dead_waiters.py, test_processe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import itertools
-import threading
 
 import pytest
 
 import interlock
 import interlock.aio
 from harness.modes import is_subscribed, outcome, queued, until
+from harness.stubs import StubEvent, StubServer
 from interlock import Unavailable
 from interlock._client.grant import Attempt
 from interlock._client.waiting import HEARTBEAT_GRAIN, HEARTBEAT_INTERVAL, LocalQueue, Waiters
@@ -105,22 +104,10 @@ async def test_no_newcomer_overtakes_while_the_server_is_out_of_memory(mode, cle
     assert not await lease.release()
 
 
-class SilentServer:
-    """A clock, and a server that answers nothing."""
+class SilentServer(StubServer):
+    """Answers no heartbeat."""
 
-    def __init__(self) -> None:
-        self.time = 0.0
-        self.woken = 0
-        self.mutex = contextlib.nullcontext()
-        self.runtime = self
-
-    def now(self) -> float:
-        return self.time
-
-    def ensure_subscribed(self, key: str) -> None: ...
-
-    def set(self) -> None:
-        self.woken += 1
+    def ensure_subscribed(self, key): ...
 
     def subscription_of(self, _key):
         return "0", "channel"
@@ -132,69 +119,64 @@ class SilentServer:
 @rule(1, 3)
 def test_a_crowd_whose_heartbeats_are_lost_does_not_ask_all_at_once_again_and_again():
     """One lost round woke more than a thousand waiters, and their requests kept the next round from an answer."""
-    server, many = SilentServer(), 2001
+    server, event, many = SilentServer(), StubEvent(), 2001
     waiters = Waiters(server, lambda _due: None, lambda _due: None)
     room = waiters.queues["a"] = LocalQueue(lock_resource("a", ""))
     for number in range(many):
-        room.attempts[str(number)] = Attempt(room.resource, str(number), event=server)
+        room.attempts[str(number)] = Attempt(room.resource, str(number), event=event)
     woken = []
     for second in range(30):
-        server.time, room.due = float(second), 0.0
+        server.runtime.time, room.due = float(second), 0.0
         run(waiters.tick())
-        woken.append(server.woken // many)
+        woken.append(event.count // many)
     assert woken[1] == 0  # one round, or two: that may be a pause
     assert woken[2] == 1  # they ask, retry, and can say that nobody is there
     assert woken[-1] <= 5  # each time after twice as long
 
 
-class CountingServer(SilentServer):
-    """Stands for a server with a channel for each lock, which answers heartbeats, and for its runtime."""
+class CountingServer(StubServer):
+    """Has a channel for each lock, and answers heartbeats."""
 
     def __init__(self):
         super().__init__()
         self.searched = 0
-        self.mutex = threading.Lock()
         self.sent = []  # (when, key) of each heartbeat
+
+    def ensure_subscribed(self, key): ...
 
     def subscription_of(self, key):
         self.searched += 1
         return "1", f"channel of {key}"
 
     async def call_many(self, messages, _until):
-        self.sent += [(self.time, keys[0]) for _, keys, _ in messages]
+        now = self.runtime.now()
+        self.sent += [(now, keys[0]) for _, keys, _ in messages]
         return [[20_000, b"", QUEUED]] * len(messages)
 
 
 def crowd_of_locks(server, many):
-    """A client that waits for so many locks. Each attempt is its own event, which notes whether it was set."""
+    """A client that waits for so many locks, each with an event of its own."""
     due = []
     waiters = Waiters(server, due.append, due.append)
     for number in range(many):
         queue = waiters.queues[f"{number}"] = LocalQueue(lock_resource(f"{number}", ""))
-        attempt = Attempt(queue.resource, str(number), event=Event())
+        attempt = Attempt(queue.resource, str(number), event=StubEvent())
         queue.attempts[attempt.token] = waiters.registered[attempt.token] = attempt
         queue.due = number / many
     return waiters, due
-
-
-class Event:
-    def __init__(self):
-        self.count = 0
-
-    def set(self):
-        self.count += 1
 
 
 @rule(4)
 def test_heartbeats_for_many_locks_go_out_together():
     """With 10,000 locks the worker woke for nearly each heartbeat, and each time looked at all locks."""
     server, many = CountingServer(), 1000
+    clock = server.runtime
     waiters, _ = crowd_of_locks(server, many)
     wakeups = 0
     while waiters.due() < 5:
-        server.time = max(server.time, waiters.due())
+        clock.time = max(clock.time, waiters.due())
         run(waiters.tick())
-        wakeups += server.time > 1  # the first second's are not due at multiples of the grain yet
+        wakeups += clock.time > 1  # the first second's are not due at multiples of the grain yet
     assert wakeups <= 4 / HEARTBEAT_GRAIN + 1
     for number in range(many):
         times = [when for when, key in server.sent if key == f"{number}"]
@@ -210,7 +192,7 @@ def test_new_subscriptions_of_many_channels_wake_their_waiters_in_one_search():
     waiters, due = crowd_of_locks(server, many)
     for number in range(0, many, 2):
         waiters.subscription_changed(f"channel of {number}")
-    assert due == [server.time] * (many // 2)  # the worker of ends is to wake at once
+    assert due == [server.runtime.now()] * (many // 2)  # the worker of ends is to wake at once
     waiters.wake_resubscribed()
     assert server.searched <= many
     assert [waiters.registered[f"{number}"].event.count for number in range(many)] == [1, 0] * (many // 2)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
 
+from harness.stubs import StubServer
 from interlock._client.core import Core
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
 from interlock._client.waiting import LocalQueue, Waiters
@@ -21,29 +21,16 @@ RESOURCE = lock_resource("a", "lock:")
 OPTIONS = AcquireOptions(30.0)
 
 
-class Server:
-    """A clock, and a server that answers each heartbeat; `answer` says what becomes of a request."""
-
-    is_quorum = can_fail_over = False
-    display_url, retry_for = "redis://there", RETRY_FOR
+class Server(StubServer):
+    """Answers each heartbeat; `answer(clock)` says what becomes of a request."""
 
     def __init__(self, answer):
+        super().__init__()
         self.answer = answer
-        self.time = 1000.0
-        self.runtime, self.mutex = self, contextlib.nullcontext()
         self.waiters = Waiters(self, lambda _due: None, lambda _due: None)
         undo = SimpleNamespace(add=lambda _: None)
-        ends = SimpleNamespace(book=SimpleNamespace(runtime=self), cohorts=None, undo=undo, runtime=self)
+        ends = SimpleNamespace(book=SimpleNamespace(runtime=self.runtime), cohorts=None, undo=undo, runtime=self.runtime)
         self.core = Core(self, self.waiters, ends, None, "p", lambda _: ("", None), 30.0)
-
-    def now(self):
-        return self.time
-
-    def event(self):
-        return None
-
-    async def sleep_until(self, when):
-        self.time = max(self.time, when)
 
     def ensure_subscribed(self, key): ...
 
@@ -54,16 +41,16 @@ class Server:
         return [[20_000, b"", QUEUED]] * len(messages)
 
     async def call(self, _script, _keys, _args, _until):
-        return await self.answer(self)
+        return await self.answer(self.runtime)
 
 
 def test_a_heartbeat_that_is_answered_does_not_hide_that_a_request_is_not():
     """The error said "no answer for 0 s", and counted as the answer that another holder has the lock."""
 
-    async def heartbeat_and_silence(server):
-        queue.due = server.time
+    async def heartbeat_and_silence(clock):
+        queue.due = clock.time
         await server.waiters.tick()  # of the worker, whose connection is another one
-        server.time += 2
+        clock.time += 2
         raise Disconnected("timed out", sent=True, timed_out=True)
 
     server = Server(heartbeat_and_silence)
@@ -71,16 +58,16 @@ def test_a_heartbeat_that_is_answered_does_not_hide_that_a_request_is_not():
     queue = server.waiters.queues["lock:a"] = LocalQueue(RESOURCE)
     queue.attempts["t"] = attempt
     with pytest.raises(Unavailable) as caught:
-        run(server.core.requests.ask(attempt, ("acquire", "t"), server.time + 2))
+        run(server.core.requests.ask(attempt, ("acquire", "t"), server.runtime.time + 2))
     assert caught.value.waited == pytest.approx(2)
-    assert not last_answer_counts(attempt, server.time)
+    assert not last_answer_counts(attempt, server.runtime.time)
 
 
 def test_an_error_reply_ends_the_silence():
     """Else the callers of a cohort, each of which got an error, counted as one silence of the server."""
 
-    async def refuse(server):
-        server.time += 0.2
+    async def refuse(clock):
+        clock.time += 0.2
         raise ServerError("NOPERM no rights")
 
     server = Server(refuse)
@@ -89,15 +76,15 @@ def test_an_error_reply_ends_the_silence():
         run(server.core.requests.ask(attempt, ("acquire", "t"), FOREVER))
     following = Attempt(RESOURCE, "u", OPTIONS)
     following.go_on_for(attempt)
-    assert last_answer_counts(following, server.time + RETRY_FOR)
+    assert last_answer_counts(following, server.runtime.time + RETRY_FOR)
 
 
 def test_a_split_vote_that_costs_the_token_is_an_answer():
     silences = []
 
-    async def split_then_grant(server):
-        silences.append(server.time - attempt.unanswered_since)
-        server.time += 1
+    async def split_then_grant(clock):
+        silences.append(clock.time - attempt.unanswered_since)
+        clock.time += 1
         if len(silences) == 1:
             raise TokenSpent
         return [GRANTED, 7]
