@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import os
 import threading
 import time
@@ -27,15 +28,12 @@ if TYPE_CHECKING:
     from harness.matrix import Cell
     from harness.servers import Node
 
-BLOCKING = {
-    "acquire", "try_acquire", "release", "extend", "execute", "inspect", "revoke", "ls", "ping", "close", "__enter__",
-    "__exit__", "available", "set_limit", "count_down", "count", "wait", "reset", "campaign", "resign", "leader",
-    "run", "forget",
-}  # fmt: skip
-MAKING = {
-    "lock", "rlock", "rwlock", "semaphore", "read", "write", "multi", "latch", "barrier", "election", "once",
-    "__getitem__",
-}  # fmt: skip
+FACES = [each for each in vars(interlock.aio).values() if getattr(each, "__module__", "") == "interlock.aio"]
+BLOCKING = {name for face in FACES for name, member in vars(face).items() if inspect.iscoroutinefunction(member)}
+BLOCKING |= {"__enter__", "__exit__"}
+MAKING = {name for name, member in vars(interlock.aio.Interlock).items() if inspect.isfunction(member)}
+MAKING = {name for name in MAKING - BLOCKING - {"synchronized"} if not name.startswith("_")}
+MAKING |= {"read", "write", "__getitem__"}
 
 
 SLACK = 4.0  # seconds that a busy machine may add to a call whose time is bounded

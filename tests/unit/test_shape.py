@@ -8,7 +8,6 @@ import re
 import sys
 import typing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,16 +28,8 @@ NO_SYNCHRONIZERS = {
 }  # fmt: skip
 LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in NO_SYNCHRONIZERS)
 MESSAGE = SOURCE / "primitives/message.lua"
-MADE = {
-    "lock": lambda locks: locks.lock("x"),
-    "permits": lambda locks: locks.semaphore("x", 2),
-    "latch": lambda locks: locks.latch("x", 2),
-    "barrier": lambda locks: locks.barrier("x", 2),
-    "election": lambda locks: locks.election("x"),
-    "once": lambda locks: locks.once("x", at_most=1),
-    "audit": lambda _: SimpleNamespace(_primitive=AUDIT),
-    "kind": lambda _: SimpleNamespace(_primitive=kind_resource("x", "lock:")),
-}
+MADE = {kind.script: kind.make("x", "lock:") for kind in KINDS.values()}
+MADE |= {"audit": AUDIT, "kind": kind_resource("x", "lock:")}
 
 
 def imports(path: Path) -> set[str]:
@@ -119,9 +110,9 @@ def test_a_header_names_the_keys_that_python_makes_and_the_verbs_that_it_decides
     """That the arguments are those that Python sends is held by every test: see conftest."""
     source = load(path.stem).source
     header = Header(source)
-    primitive = MADE[path.stem](interlock.Interlock("redis://localhost:1"))._primitive
-    assert len(primitive.keys) == len(header.keys)
-    for key, name in zip(primitive.keys[1:], header.keys[1:], strict=True):
+    resource = MADE[path.stem]
+    assert len(resource.keys) == len(header.keys)
+    for key, name in zip(resource.keys[1:], header.keys[1:], strict=True):
         assert f"{{{name}}}" in key
     assert set(header.verbs) == set(re.findall(r"verb == '(\w+)'", source))
 

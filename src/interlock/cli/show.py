@@ -32,8 +32,8 @@ interlock show stock:42              the server of $INTERLOCK_URL
 interlock show stock:42 --all        every waiter, not the first ten
 interlock show stock:42 --json | jq -r '.holders[].host'
 
-A name is enough: interlock finds out whether it is a lock, a read-write lock, a semaphore, an election, a once(), a
-latch, a barrier, or the plain key of another library. The run of a once() for a key has the name NAME:key=KEY.
+A name is enough: interlock finds out which synchronizer uses it, or that it is the plain key of another library. The
+run of a once() for a key has the name NAME:key=KEY.
 
 Exit status: 0, 1 if the server has nothing under this name, 64 for a bad name or option, 69 if no server answers. It
 changes nothing."""

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 LOCK_COMPANIONS = ("record", "queue", "waiters", "gone")
 NO_OWNER = ("", "lock")  # the arguments of an acquire of a lock without an owner: one tuple for all locks
 RECORD_VERSION = "1"  # the version with which each record begins
-LOCK_RECORD_KINDS = ("lock", "election", "once", "unknown")  # the kinds in the records of lock.lua
 
 
 def lock_resource(name: object, prefix: str, owner: str = "") -> Resource:
@@ -180,7 +179,8 @@ def state_of(name: str, inspected: LockInspect) -> LockState:
     holder = inspected.value.decode(errors="replace")
     fields = inspected.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
-    known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[1] in LOCK_RECORD_KINDS
+    # As lock.lua writes it. Whoever asks has refused the kinds that this version knows; a later version may know more.
+    known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[2].isdigit() and fields[4].isdigit()
     return LockState(
         name=name,
         holder=None if quarantined else holder.removeprefix("!") or None,

@@ -103,7 +103,7 @@ class Listed:
     """One synchronizer, and the callers that hold it or wait for it, as their processes said a moment ago."""
 
     kind: str
-    """lock, rwlock, semaphore, election, once, latch or barrier; an rlock is a lock."""
+    """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock."""
     name: str
     prefix: str
     """Of the Interlock that made it."""

@@ -66,8 +66,8 @@ class View:
     name: str
     key: str
     kind: str | None
-    """lock (also an rlock), rwlock, semaphore, election, once, latch, barrier; "plain key": of another library;
-    "other data", "another version"; None: nothing."""
+    """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock. "plain key": of
+    another library; "other data", "another version"; None: nothing."""
     state: str
     """free, held, quarantine; of a latch: counting, open, revoked; of a barrier: waiting, broken; else unknown."""
     holders: list[Holder] = field(default_factory=list[Holder])
