@@ -15,6 +15,7 @@ import interlock._api
 import interlock.aio
 import interlock.threads
 from interlock._api.face import Face
+from interlock._api.misuse_errors import OF_EACH_LOCK, OF_INTERLOCK
 
 MODES = [interlock.threads, interlock.aio]
 CLASSES = [
@@ -126,3 +127,22 @@ def test_a_subclass_of_a_user_keeps_the_docstrings_and_may_have_its_own(cls):
     assert inspect.getdoc(Mine) == "Mine."
     assert Mine.inspect.__wrapped__ is print
     assert Mine.acquire is cls.acquire
+
+
+def test_the_errors_know_all_options_that_the_methods_have():
+    def options(method) -> set[str]:
+        return {each.name for each in inspect.signature(method).parameters.values() if each.kind is each.KEYWORD_ONLY}
+
+    for made, kinds_of_options in zip(both("Interlock"), both("Options"), strict=True):
+        assert options(made) == {*OF_INTERLOCK, "confirm"}
+        assert options(made.lock) == set(OF_EACH_LOCK) == set(kinds_of_options.__annotations__)
+
+
+def test_an_error_says_of_each_option_where_it_belongs():
+    locks = interlock.threads.Interlock("redis://localhost:1")
+    with pytest.raises(TypeError, match="an option of each lock"):
+        interlock.threads.Interlock("redis://localhost:1", max_waiters=5)
+    with pytest.raises(TypeError, match="Give this option to each lock"):
+        locks.multi(locks.lock("a"), confirm=False)
+    with pytest.raises(TypeError, match=r"Did you mean confirm=\?"):
+        locks.lock("a", confrim=False)

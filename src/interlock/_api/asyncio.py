@@ -7,7 +7,6 @@ import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 from interlock._protocol.names import token_part
-from interlock._session.session import Session
 from interlock._transports.blocking.runtime import Mutex
 
 from .interlock import InterlockCore
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Attempt
     from interlock._protocol.types import Resource, Server
+    from interlock._session.session import Session
 
     from .lease import LeaseCore
 
@@ -51,17 +51,8 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
         if session is None or session.core.requests.closed:
             self._check_not_closed()
             left = self._prune()
-            server = self._open_server()
-            session = server.push_handler = Session(
-                server,
-                self.label,
-                _task,
-                self.max_ttl,
-                self._farewell,
-                self.try_for,
-                frames_to_user=3,  # acquire, _acquire
-                registry=self.registry,
-            )
+            # Between the user's code and Core.attempt(): acquire, _acquire
+            session = self._session_of(self._open_server(), _task, self._farewell, frames_to_user=3)
             with self._guard:
                 self._sessions[loop] = session
             for attempt in left:

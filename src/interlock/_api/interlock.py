@@ -20,6 +20,7 @@ from interlock._protocol.names import (
     tagged,
 )
 from interlock._quarantine.histories import Histories
+from interlock._session.session import Session
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits
 from interlock.primitives.kinds import KINDS
@@ -36,13 +37,13 @@ from .section import CallSection
 from .synchronized import CallName, busy_answer, decorated
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable
 
     from interlock._connect.address import Address, Quorum
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Resource
-    from interlock._session.session import Session
+    from interlock._protocol.types import Resource, Server
     from interlock.primitives.registry import Listed
 
     from .run_names import RunSource
@@ -220,6 +221,27 @@ class InterlockCore(Face):
     def _start(self) -> None:
         """Make what a session needs; nothing is sent."""
         raise NotImplementedError
+
+    def _session_of(
+        self,
+        server: Server,
+        caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
+        exit_connection: Callable[[], Server],
+        *,
+        frames_to_user: int,
+    ) -> Session:
+        """Make the session of this server, which gives it the pushes from now on. The arguments are as in Session."""
+        session = server.push_handler = Session(
+            server,
+            self.label,
+            caller,
+            self.max_ttl,
+            exit_connection,
+            self.try_for,
+            frames_to_user,
+            registry=self.registry,
+        )
+        return session
 
     def _last_session(self) -> Session | None:
         """What is to be closed now."""

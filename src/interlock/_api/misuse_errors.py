@@ -35,6 +35,15 @@ _EXTEND: Final = "extend(ttl) makes the lease last at least ttl seconds from now
 _WAITS: Final = ("waitTime", "wait_time", "wait_timeout", "acquire_timeout", "max_wait", "time_out", "blocking_timeout")
 _TTLS: Final = ("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration")
 
+# Our own options
+OF_INTERLOCK: Final = ("prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "registry")
+OF_EACH_LOCK: Final = (  # also of an Interlock: confirm
+    "ttl", "timeout", "renew", "max_hold", "fair", "confirm", "max_waiters", "on_lost", "acks", "fsync",
+)  # fmt: skip
+_OWN_OPTIONS: Final = (
+    *OF_INTERLOCK, *OF_EACH_LOCK, "owner", "limit", "permits", "count", "parties", "at_most", "at_least", "key", "keep",
+    "busy", "reason", "force", "stop", "keys",
+)  # fmt: skip
 # Options of redis-py, python-redis-lock, Redisson, pottery, redlock-py, threading and others.
 _OPTIONS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("blocking", "block", "wait", "non_blocking"), _TRY),
@@ -67,20 +76,16 @@ _OPTIONS: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("additional_time", "replace_ttl"), _EXTEND),
     "namespace": 'Interlock(prefix="app:") sets what stands before each name',
-    **dict.fromkeys(("prefix", "quarantine", "try_for", "label", "max_connections", "max_ttl", "registry"), _INTERLOCK),
+    **dict.fromkeys(OF_INTERLOCK, _INTERLOCK),
 }
 # Of the whole Interlock, where the word means something else than for one lock.
 _OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, timeout=5)"
-_INTERLOCK_OPTIONS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("ttl", "timeout", "renew", "fair", "max_hold", "on_lost", "acks", "fsync"), _OF_LOCKS),
-}
+_INTERLOCK_OPTIONS: Final[Mapping[str, str]] = dict.fromkeys(OF_EACH_LOCK, _OF_LOCKS)
 # What one method alone says of an option, by the beginning of Python's text.
 _EACH_LOCK: Final = "Give this option to each lock: locks.multi(locks.lock(name, ttl=10), ...)"
 _EACH_WAIT: Final = "How long to wait is said by each call: wait(timeout=...)"
 _OF_METHOD: Final[Mapping[str, Mapping[str, str]]] = {
-    "Interlock.multi()": dict.fromkeys(
-        ("ttl", *_TTLS, "renew", "fair", "max_hold", "acks", "fsync", "max_waiters"), _EACH_LOCK
-    ),
+    "Interlock.multi()": dict.fromkeys((*OF_EACH_LOCK, *_TTLS), _EACH_LOCK),
     "Interlock.once()": {
         **dict.fromkeys(("ttl", *_TTLS, "max_hold"), "How long one run may last is at_most=, in seconds"),
         **dict.fromkeys(("timeout", *_WAITS), "once() does not wait: it runs the work, or skips it"),
@@ -104,11 +109,6 @@ _ADDRESS_ADVICE: Final = (
 _SIDE: Final = (
     "Give the options to rwlock(name, timeout=...), and the timeout of one call to .acquire(timeout) of that side"
 )
-_OWN_OPTIONS: Final = (
-    "prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "registry", "ttl", "timeout", "renew",
-    "max_hold", "fair", "on_lost", "acks", "fsync", "max_waiters", "owner", "limit", "permits", "count", "parties",
-    "at_most", "at_least", "key", "keep", "busy", "reason", "force", "stop", "keys",
-)  # fmt: skip
 _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _MISSING: Final = re.compile(r"missing .*: '(\w+)'$")
 _REQUIRED: Final[Mapping[str, str]] = {

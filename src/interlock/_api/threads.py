@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
-from interlock._session.session import Session
 
 from .interlock import InterlockCore
 from .lease import WatchedCore
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from interlock._protocol.types import Resource
+    from interlock._session.session import Session
 
 
 StopScope: Final = nullcontext  # nothing interrupts a thread: see the one of asyncio
@@ -51,16 +51,8 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
             ThreadRuntime(),
             self._histories,
         )
-        self._session = server.push_handler = Session(
-            server,
-            self.label,
-            _thread,
-            self.max_ttl,
-            lambda: server,
-            self.try_for,
-            frames_to_user=4,  # acquire, run, _acquire; or __enter__, _enter, _acquire
-            registry=self.registry,
-        )
+        # Between the user's code and Core.attempt(): acquire, run, _acquire; or __enter__, _enter, _acquire
+        self._session = self._session_of(server, _thread, lambda: server, frames_to_user=4)
 
     def _last_session(self) -> Session | None:
         return None if self._closed else self._session
