@@ -61,6 +61,7 @@ class Unavailable(LockError, ConnectionError):  # noqa: N818
 
     waited: float = 0.0
     """Seconds for which the call waited for an answer that counts; 0 if it did not wait."""
+    _unanswered: bool = False  # whether it is raised because no try of a request was answered in time
 
 
 class ConfigError(LockError, ValueError):

@@ -401,7 +401,7 @@ async def test_of_many_callers_whose_time_is_over_one_asks(mode, clean, monkeypa
     registry.entries_of = reads
     errors = await asyncio.gather(*(waits_for(locks.lock(name), 1.0) for name in "aaaaaaaaaacccccccccc"))
     # One whose turn to ask the server came in its last moment does not spend more time on a question.
-    assert {error.place for error in errors if error.__cause__ is None} == {"x.py:1"}
+    assert {error.place for error in errors if error.__context__ is None} == {"x.py:1"}
     assert asked == [Process("", "h", 1)]
 
 

@@ -1173,6 +1173,7 @@ SERVERS = [
         Unavailable,
         TRIED,
         "Is the server up and reachable",
+        'Interlock("embedded://") or `interlock server start`',
     ),
     wrong(
         "a host that nobody knows", lambda _: "redis://no-such-host.invalid", Unavailable, TRIED, "no-such-host.invalid"

@@ -23,7 +23,14 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
-from interlock._client.error_texts import HEARTBEATS_UNANSWERED, BusyError, busy_error, outer_error, reply_error
+from interlock._client.error_texts import (
+    HEARTBEATS_UNANSWERED,
+    BusyError,
+    busy_error,
+    outer_error,
+    reply_error,
+    visible_cause,
+)
 from interlock._client.giving_back import GivingBack
 from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts
 from interlock._client.holding import Holding
@@ -287,7 +294,7 @@ class Core:
             await undone.wait(grace_until)
         if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
             # The caller's time is over, and the server said just before that another holder has the resource.
-            raise self.self_waits.busy_error(attempt, attempt.last_queued) from error
+            raise self.self_waits.busy_error(attempt, attempt.last_queued) from visible_cause(error)
 
     def _timeout_error(self, attempt: Attempt, busy: LockError) -> LockError:
         """The error for a waiter whose time is over: `busy` if the last reply still counts, else Unavailable."""

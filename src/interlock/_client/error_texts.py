@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Final, TypeVar
@@ -19,6 +20,10 @@ HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
 DRIVER_UNANSWERED: Final = "the request of another caller in this process was not answered"
 OLD_PRIMARY_MAY_GRANT: Final = "it has just become the primary, and the one before may still grant beside it"
 WAIT_ADVICE: Final = "Wait longer, or see .inspect()"
+_ON_THIS_MACHINE: Final = re.compile(r"(redis|valkey)://(localhost|127\.|\[::1\])")
+_EMBEDDED_ADVICE: Final = (
+    'For this machine alone, Interlock("embedded://") or `interlock server start` starts one, with interlock[embedded]'
+)
 E = TypeVar("E", bound=LockError)
 # Makes the error for a refusal, from the resource, the timeout in seconds, and the reply.
 BusyError = Callable[[Resource, float, "Queued | Busy"], LockError]
@@ -36,8 +41,16 @@ def unavailable_error(
     else:
         text = f"{resource}: no answer from {url} for {waited} ({reason}). {silence_question(url, reason)}"
     error = about(resource, Unavailable(text))
-    error.waited = waited_for
+    error.waited, error._unanswered = waited_for, True
     return error
+
+
+def visible_cause(error: BaseException) -> BaseException | None:
+    """What a traceback shows as the cause, in place of this error, which only interlock knows.
+
+    That is what the user's own code raised, if it did. INTERLOCK_DEBUG=1 in the environment shows the error itself.
+    """
+    return error if os.environ.get("INTERLOCK_DEBUG") == "1" else error.__cause__
 
 
 def silence_question(url: str, reason: str) -> str:
@@ -45,7 +58,10 @@ def silence_question(url: str, reason: str) -> str:
     if "Protocol error" in reason:
         return "Something else than Redis or Valkey listens there: are host and port right?"
     tls = ", and does that port speak TLS" if "rediss" in url else ""
-    return f"Is the server up and reachable from here{tls}?"
+    question = f"Is the server up and reachable from here{tls}?"
+    if _ON_THIS_MACHINE.match(url) and ("refused" in reason or "Connect call failed" in reason):
+        return f"{question} {_EMBEDDED_ADVICE}"
+    return question
 
 
 def about(subject: object, error: E) -> E:

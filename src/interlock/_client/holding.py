@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interlock._client.error_texts import ENDED_BEFORE_RELEASE, execute_error
+from interlock._client.error_texts import ENDED_BEFORE_RELEASE, execute_error, visible_cause
 from interlock._client.grant import Grant, Hold, tombstone_ms
 from interlock._client.requests import Question
 from interlock._protocol.log import log
@@ -225,7 +225,7 @@ class Holding:
             reply = await self.server.call(resource.script, (*resource.keys, *keys), message, FOREVER)
         except Disconnected as error:
             done = "it may have run" if error.sent else "it was not sent"
-            raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from error
+            raise Unavailable(f"{resource}: no answer to {command} ({error}): {done}") from visible_cause(error)
         except ServerError as error:
             self._count_unanswered(hold, -1)
             raise execute_error(resource, self.server.display_url, command, str(error)) from None

@@ -25,6 +25,7 @@ from interlock._client.error_texts import (
     name_lock,
     server_error,
     unavailable_error,
+    visible_cause,
 )
 from interlock._protocol.timing import FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
 from interlock._protocol.types import Disconnected, ServerError, Stopped, is_transient, may_have_written
@@ -127,7 +128,7 @@ class Requests:
         now = self.runtime.now()
         if now + 2 * MIN_RETRY_DELAY >= retry_until:
             assert cause is not None
-            raise self.unavailable(question, now, cause) from cause
+            raise self.unavailable(question, now, cause) from visible_cause(cause)
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
         await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (retry_until - now) / 2)))
 
@@ -162,7 +163,7 @@ def closed_error(resource: Resource) -> ConfigError:
 
 def was_unanswered(error: BaseException) -> bool:
     """Whether `ask` raised this error because no try was answered in time."""
-    return isinstance(error, Unavailable) and isinstance(error.__cause__, Disconnected | ServerError)
+    return isinstance(error, Unavailable) and error._unanswered
 
 
 def _next_pause(pause: float) -> float:

@@ -98,7 +98,7 @@ class Turns:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
         if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
-            raise self.requests.unavailable(attempt, now, cause) from cause
+            raise self.requests.unavailable(attempt, now, cause)
 
     async def _take_turn(self, grant: Grant) -> Any:
         """Begin the section of a lease that has passed to this caller, or give it back: nobody else would.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def connection_error(error: Exception, address: Address) -> Exception:
-    """The error for a connection that failed with `error`."""
+    """The error for a connection that failed with `error`. Its cause is `error`, if the user's own code raised that."""
     # redis-py wraps each error that is no OSError. On a unix socket of asyncio, redis-py 5.0 also wraps server errors.
     while isinstance(wrapped := error.__cause__, Exception) and error.args == (wrapped,):
         error = wrapped
@@ -28,8 +28,11 @@ def connection_error(error: Exception, address: Address) -> Exception:
         return refusal
     if address.kind == "tls" and (advice := _tls_advice(error)):
         return ConfigError(f"{display_url}: {advice}")
-    cause = text if isinstance(error, RedisError | OSError) and text else f"{type(error).__name__}: {text}"
-    return Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | RedisTimeout))
+    is_known = isinstance(error, RedisError | OSError)
+    cause = text if is_known and text else f"{type(error).__name__}: {text}"
+    lost = Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | RedisTimeout))
+    lost.__cause__ = None if is_known else error  # of a credential provider, say: only its traceback tells where
+    return lost
 
 
 def _refusal(error: Exception, text: str, address: Address) -> LockError | None:

@@ -18,7 +18,7 @@ import heapq
 import sys
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from interlock._client.error_texts import server_error
+from interlock._client.error_texts import server_error, visible_cause
 from interlock._client.places import line_of
 from interlock._client.self_wait import lasts, name_of_caller, section_of
 from interlock._people.answers import Answers
@@ -276,7 +276,8 @@ class Registry:
             try:
                 found += await self.entries_of(processes[i : i + READ_BATCH], self.runtime.now() + RETRY_FOR)
             except Disconnected as error:
-                raise Unavailable(f"{REGISTRY}: no answer from {self.server.display_url} ({error})") from error
+                text = f"{REGISTRY}: no answer from {self.server.display_url} ({error})"
+                raise Unavailable(text) from visible_cause(error)
             except ServerError as error:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
         return group_by_name(found, pattern)

@@ -207,7 +207,8 @@ class AsyncioPool:
             if redis_connection is not None:
                 await redis_connection.disconnect(nowait=True)
             if isinstance(error, Exception):
-                raise connection_error(error, self.address) from None
+                failed = connection_error(error, self.address)
+                raise failed from failed.__cause__
             raise
         connection = AsyncioConnection(self)
         connection.named = redis_connection.named

@@ -115,7 +115,11 @@ class AsyncioRuntime:
 
     def task(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a background task, and keep a reference to the task until its end."""
-        return self._keep(self.loop.create_task(work, name=name))
+        try:
+            return self._keep(self.loop.create_task(work, name=name))
+        except BaseException:  # the loop is closed; without this line, Python would warn of a coroutine nobody awaited
+            work.close()
+            raise
 
     def _keep(self, task: asyncio.Task[T]) -> asyncio.Task[T]:
         task._log_destroy_pending = False  # type: ignore[attr-defined]  # a loop may end without close()

@@ -81,7 +81,8 @@ class BlockingConnection:
             if self._redis_connection is not None:
                 self._redis_connection.disconnect()
             if isinstance(error, Exception):
-                raise connection_error(error, address) from None
+                failed = connection_error(error, address)
+                raise failed from failed.__cause__
             raise
         sock: Any = self._redis_connection._sock
         self._sock: socket.socket = sock  # from here on redis-py does nothing more

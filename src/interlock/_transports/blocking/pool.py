@@ -94,9 +94,12 @@ class BlockingPool:
 
     async def checkout(self, until: float) -> BlockingConnection:
         """See ConnectionPool."""
+        connection: BlockingConnection | None
         try:
             connection = self.idle.pop()
         except IndexError:
+            connection = None
+        if connection is None:  # not in the handler of the IndexError, which would then stand in a user's traceback
             connection = await self._open_or_wait(until)
         if self._can_fail_over:
             asked_at = now()
