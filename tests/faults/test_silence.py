@@ -20,6 +20,7 @@ from harness.clock import machine_time
 from harness.modes import SLACK, outcome, queued, until
 from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
+from interlock._client import cohort, grant, requests
 from interlock._protocol.timing import RETRY_FOR
 
 rule = pytest.mark.rule
@@ -113,6 +114,30 @@ async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_on
         assert isinstance(error, Unavailable), error
         assert node.url in str(error)
     assert not locks._session.core.cohorts.by_key
+
+
+@rule(2, 8)
+async def test_a_short_silence_behind_another_caller_of_the_process_is_no_outage(mode, clean, proxy, monkeypatch):
+    """A caller with a timeout of 3 ms read "no answer for 0.003 s. Is the server up?", of a server that was well."""
+    for module, name in ((cohort, "SHORT_SILENCE"), (requests, "ANSWER_COUNTS_FOR"), (grant, "ANSWER_COUNTS_FOR")):
+        monkeypatch.setattr(module, name, 600.0)  # on a busy machine, the silence may be long
+    locks, unanswered = mode.interlock(proxy.url, try_for=0.2), mode.interlock(proxy.url)
+    await (await locks.lock("warm").acquire()).release()
+    proxy.hold = True
+    first = asyncio.ensure_future(outcome(locks.lock("a").acquire(timeout=60)))
+    other = asyncio.ensure_future(outcome(unanswered.lock("u").acquire(timeout=60)))
+    await until(lambda: locks._session.core.cohorts.by_key and unanswered._session.core.cohorts.by_key)
+    error = await outcome(locks.lock("a").acquire(timeout=0.02))
+    assert isinstance(error, AcquireTimeout)
+    assert "other waiters are before this one" in str(error)
+    # One before whom nobody asks, and one whose client the server has never answered.
+    assert isinstance(await outcome(locks.lock("b").acquire(timeout=0.02)), Unavailable)
+    assert isinstance(await outcome(unanswered.lock("u").acquire(timeout=0.02)), Unavailable)
+    # Who does not wait hears of holders only: who skips work must know that somebody has the lock.
+    assert isinstance(await outcome(locks.lock("a").try_acquire()), Unavailable)
+    proxy.hold = False
+    for lease in await asyncio.gather(first, other):
+        await lease.release()
 
 
 @rule(2, 8)

@@ -8,14 +8,16 @@ import pytest
 
 from harness.stubs import StubServer
 from interlock._client.core import Core
+from interlock._client.error_texts import unavailable_error
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
 from interlock._client.waiting import LocalQueue, Waiters
 from interlock._protocol.run import run
-from interlock._protocol.timing import FOREVER, RETRY_FOR
-from interlock._protocol.types import Disconnected, ServerError, TokenSpent
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, RETRY_FOR, SHORT_SILENCE
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.codes import GRANTED, QUEUED
 from interlock.primitives.lock import lock_resource
+from interlock.primitives.messages import Queued
 
 RESOURCE = lock_resource("a", "lock:")
 OPTIONS = AcquireOptions(30.0)
@@ -93,3 +95,59 @@ def test_a_split_vote_that_costs_the_token_is_an_answer():
     attempt = Attempt(RESOURCE, "t", OPTIONS)
     assert run(server.core.acquire(attempt)) == 7
     assert silences == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("waited", "unanswered", "answered", "told", "says"),
+    [
+        (0.005, 0.002, 1.0, False, True),
+        (0.005, 0.003, 1.0, False, False),  # for most of its time nobody was before it
+        (0.005, 0.002, ANSWER_COUNTS_FOR, False, False),  # the server may be away
+        (5.0, SHORT_SILENCE, 1.0, False, False),
+        (5.0, 1.0, 9.0, True, True),  # the server said that another holder has it
+        (5.0, ANSWER_COUNTS_FOR, 9.0, True, False),
+        (-FOREVER, 0.002, 1.0, False, False),  # it waited for nobody
+    ],
+)
+def test_what_kept_a_caller_out_whose_time_is_over(waited, unanswered, answered, told, says):
+    server = Server(None)
+    now = server.time
+    attempt = Attempt(RESOURCE, "t", OPTIONS)
+    attempt.waits_since, attempt.unanswered_since = now - waited, now - unanswered
+    server.core.requests.answered[ONLY_ROUTE.node] = now - answered
+    attempt.last_queued = Queued(b"h", 5000, False) if told else None
+    blocking = server.core._blocking(attempt, now)
+    assert (blocking is not None) == says
+    if says:
+        assert blocking.holder == (b"h" if told else b"")
+
+
+def test_each_request_with_a_reply_is_noted_and_no_other():
+    async def answer(server):
+        if server.time > 1000:
+            raise Disconnected("timed out", sent=True, timed_out=True)
+        return [GRANTED, 7]
+
+    server = Server(answer)
+    requests = server.core.requests
+    assert not requests.has_answered(RESOURCE, server.time)
+    run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), FOREVER))
+    server.time += 1
+    assert requests.has_answered(RESOURCE, server.time)
+    with pytest.raises(Unavailable):
+        run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), server.time))
+    server.time += 1
+    assert not requests.has_answered(RESOURCE, server.time)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "says"), [(1.3e-05, "less than 1 ms"), (0.0031, "3 ms"), (0.12, "0.12 s"), (5.0, "5 s"), (61.2, "61 s")]
+)
+def test_a_timeout_that_was_too_short_says_so(seconds, says):
+    cause = Disconnected("Timeout reading from socket", sent=True, timed_out=True)
+    text = str(unavailable_error(RESOURCE, 1000 - seconds, "redis://there", 1000, cause))
+    assert says in text
+    assert ("Give it more time" in text) == (seconds < SHORT_SILENCE)
+    assert ("Is the server up" in text) == (seconds >= SHORT_SILENCE)
+    refused = str(unavailable_error(RESOURCE, 1000 - seconds, "redis://there", 1000, Disconnected("no", sent=False)))
+    assert f"no answer from redis://there for {says} (no). Is the server up" in refused

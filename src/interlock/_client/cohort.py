@@ -27,7 +27,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import last_answer_counts
-from interlock._protocol.timing import FOREVER
+from interlock._protocol.timing import FOREVER, SHORT_SILENCE
 from interlock.primitives.messages import Queued
 
 if TYPE_CHECKING:
@@ -130,10 +130,11 @@ class Cohort:
                 return first
         return None
 
-    def blocking(self, now: float, arrived: float) -> Queued | None:
+    def blocking(self, now: float, arrived: float, *, answered: bool = False) -> Queued | None:
         """What keeps a caller waiting that arrived then, as a reply of the server says it.
 
         None if the server is silent: it has not answered the driver for half of the time that this caller has waited.
+        That is no silence if it is short, and the server has lately `answered` other requests.
         """
         driver, grant = self.driver, self.section
         if grant is not None:
@@ -143,7 +144,8 @@ class Cohort:
             return OTHERS_WAIT
         if not last_answer_counts(driver, now):
             return None
-        is_silent = now - self._driver_since >= (now - arrived) / 2
+        is_short = answered and now - driver.unanswered_since < SHORT_SILENCE
+        is_silent = not is_short and now - self._driver_since >= (now - arrived) / 2
         return driver.last_queued or (None if is_silent else OTHERS_WAIT)
 
     @property

@@ -129,11 +129,15 @@ class Cohorts:
                 cohort.reserve(fence, self.runtime.now(), sent=sent, others_wait=others_wait)
             grant.fence = fence
 
-    def blocking(self, attempt: Attempt, arrived: float) -> Queued | None:
-        """What keeps this caller waiting, as a reply of the server says it. None if the server is silent."""
+    def blocking(self, attempt: Attempt, arrived: float, *, answered: bool = False) -> Queued | None:
+        """What keeps this caller waiting, as a reply of the server says it. None if the server is silent.
+
+        `answered`: the server has lately answered other requests.
+        """
         with self.runtime.mutex:
             cohort = self.by_key.get(attempt.resource.keys[0])
-            return cohort.blocking(self.runtime.now(), arrived) if cohort is not None else OTHERS_WAIT
+            now = self.runtime.now()
+            return cohort.blocking(now, arrived, answered=answered) if cohort is not None else OTHERS_WAIT
 
     def is_inside(self, attempt: Attempt) -> bool:
         """Whether the caller of this attempt is in the section for which it waits."""

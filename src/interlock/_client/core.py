@@ -23,6 +23,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import grant as grant_module
+from interlock._client.cohort import OTHERS_WAIT
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
     BusyError,
@@ -44,6 +45,7 @@ from interlock._protocol.timing import (
     MAX_EXPIRED_GRANTS,
     PROOF_TIMEOUT,
     RETRY_FOR,
+    SHORT_SILENCE,
     STOP_POLL_INTERVAL,
     TRY_FOR,
     TRY_PROOF_TIMEOUT,
@@ -292,9 +294,20 @@ class Core:
             await self.say_more(attempt, error, grace_until)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
             await undone.wait(grace_until)
-        if attempt.last_queued and was_unanswered(error) and last_answer_counts(attempt, self.runtime.now()):
-            # The caller's time is over, and the server said just before that another holder has the resource.
-            raise self.self_waits.busy_error(attempt, attempt.last_queued) from visible_cause(error)
+        if was_unanswered(error) and (blocking := self._blocking(attempt, self.runtime.now())) is not None:
+            raise self.self_waits.busy_error(attempt, blocking) from visible_cause(error)
+
+    def _blocking(self, attempt: Attempt, now: float) -> Queued | None:
+        """What kept a caller out whose time is over without an answer; None if nobody knows, or if it is long ago.
+
+        Either the server said just before that another holder has the resource. Or other callers of the process were
+        before this one for most of its time, and the server has just answered one of them: see ADR 43.
+        """
+        if not last_answer_counts(attempt, now):
+            return None
+        waited, unanswered = now - attempt.waits_since, now - attempt.unanswered_since
+        is_short = unanswered < min(waited / 2, SHORT_SILENCE) and self.requests.has_answered(attempt.resource, now)
+        return attempt.last_queued or (OTHERS_WAIT if is_short else None)
 
     def _timeout_error(self, attempt: Attempt, busy: LockError) -> LockError:
         """The error for a waiter whose time is over: `busy` if the last reply still counts, else Unavailable."""

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from interlock._protocol.names import printable
-from interlock._protocol.types import TRANSIENT, Resource, ServerError
+from interlock._protocol.timing import SHORT_SILENCE
+from interlock._protocol.types import TRANSIENT, Disconnected, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
 from interlock.primitives.kinds import KINDS, kind_named
@@ -34,15 +35,25 @@ def unavailable_error(
 ) -> Unavailable:
     """The error for a server that has been away, or not ready, for too long. `url` is its display_url."""
     waited_for = max(0.0, now - unanswered_since)
-    waited = f"{waited_for:.2g} s" if waited_for < 10 else f"{waited_for:.0f} s"
-    reason = str(cause).rstrip(". ")
+    waited, reason = seconds_text(waited_for), str(cause).rstrip(". ")
     if isinstance(cause, ServerError):
         text = f"{resource}: {url} can't serve it for {waited} ({reason}). Try again, or wait longer"
+    elif isinstance(cause, Disconnected) and cause.timed_out and waited_for < SHORT_SILENCE:
+        text = f"{resource}: its time was over after {waited}, before {url} could answer ({reason}). Give it more time"
     else:
         text = f"{resource}: no answer from {url} for {waited} ({reason}). {silence_question(url, reason)}"
     error = about(resource, Unavailable(text))
     error.waited, error._unanswered = waited_for, True
     return error
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration as a reader takes it in: no more than two digits of a fraction."""
+    if seconds < 0.001:
+        return "less than 1 ms"
+    if seconds < 0.1:
+        return f"{seconds * 1000:.0f} ms"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def visible_cause(error: BaseException) -> BaseException | None:

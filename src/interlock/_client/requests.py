@@ -27,8 +27,8 @@ from interlock._client.error_texts import (
     unavailable_error,
     visible_cause,
 )
-from interlock._protocol.timing import FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
-from interlock._protocol.types import Disconnected, ServerError, Stopped, is_transient, may_have_written
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
+from interlock._protocol.types import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.messages import lengthens_lease
 
@@ -59,6 +59,7 @@ class Requests:
         self.server = server
         self.runtime = server.runtime
         self.closed = False
+        self.answered: dict[object, float] = {}  # when the last request with a reply was sent, by node
 
     async def ask(
         self,
@@ -96,6 +97,9 @@ class Requests:
                     and server.old_primary_may_still_grant(resource.keys[0])
                 ):
                     question.unanswered_since = FOREVER
+                    self.answered[server.route(resource.keys[0]).node if server.can_fail_over else ONLY_ROUTE.node] = (
+                        sent
+                    )
                     return reply, sent
                 question.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
             except Disconnected as error:
@@ -145,6 +149,11 @@ class Requests:
             question.in_doubt = True  # the grant may not count: an error below must leave a tombstone
             question.assurance = acks.assurance(resource, known, acknowledged, wanted)
         return reply
+
+    def has_answered(self, resource: Resource, now: float) -> bool:
+        """Whether the server of this resource has lately answered some request of this client."""
+        node = self.server.route(resource.keys[0]).node if self.server.can_fail_over else ONLY_ROUTE.node
+        return now - self.answered.get(node, -FOREVER) < ANSWER_COUNTS_FOR
 
     def unavailable(self, question: Question, now: float, cause: Exception) -> Unavailable:
         """The error for a question that has been without an answer for too long, because of this."""

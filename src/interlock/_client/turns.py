@@ -141,7 +141,8 @@ class Turns:
 
     def _turn_timeout(self, attempt: Attempt, arrived: float) -> LockError:
         """The error for a caller that waited in its cohort until its time was over."""
-        reply = self.cohorts.blocking(attempt, arrived)
+        answered = self.requests.has_answered(attempt.resource, self.runtime.now())
+        reply = self.cohorts.blocking(attempt, arrived, answered=answered)
         if reply is not None:
             return self.self_waits.busy_error(attempt, reply)
         attempt.unanswered_since = min(attempt.unanswered_since, arrived)

@@ -15,6 +15,7 @@ RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call rais
 MAX_TTL: Final = 30.0  # seconds: the longest ttl of a lease, unless the Interlock says otherwise
 TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
 ANSWER_COUNTS_FOR: Final = 1.5  # seconds of a server's silence after which its last reply no longer counts
+SHORT_SILENCE: Final = 0.1  # seconds without an answer that say nothing of a server which has answered lately
 HANDOVER_TTL: Final = 3.0  # seconds that a handover lasts without its confirmation, at most (less with a short ttl)
 TOMBSTONE_TTL: Final = 60.0  # seconds after which no late copy of a request is expected
 MAX_EXPIRED_GRANTS: Final = 8  # replies in a row whose lease expired on the way, before the client gives up
