@@ -21,7 +21,7 @@ from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
-from ._api.scopes import LeaseForAsyncio, StopScope
+from ._api.scopes import LeaseEvent, LeaseForAsyncio, StopScope
 from ._protocol.acks import Assurance
 from ._protocol.timing import MAX_TTL, TRY_FOR
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
@@ -77,15 +77,15 @@ class Lease(LeaseCore, LeaseForAsyncio):
     __slots__ = ()
 
     @property
-    def lost(self) -> asyncio.Event:
-        """An event that is set when the lease is lost."""
-        event: asyncio.Event = self._event_of_loss()
+    def lost(self) -> LeaseEvent:
+        """An event that is set when the lease is lost. It is true once it is set: `if lease.lost:`."""
+        event: LeaseEvent = self._event_of_loss()
         return event
 
     @property
-    def ended(self) -> asyncio.Event:
+    def ended(self) -> LeaseEvent:
         """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
-        event: asyncio.Event = self._event_of_end()
+        event: LeaseEvent = self._event_of_end()
         return event
 
     def remaining(self) -> float:
@@ -131,15 +131,15 @@ class MultiLease(MultiLeaseForAsyncio):
         return lease
 
     @property
-    def lost(self) -> asyncio.Event:
-        """An event that is set when any of the leases is lost."""
-        event: asyncio.Event = self._event_of_loss()
+    def lost(self) -> LeaseEvent:
+        """An event that is set, and then true, when any of the leases is lost."""
+        event: LeaseEvent = self._event_of_loss()
         return event
 
     @property
-    def ended(self) -> asyncio.Event:
+    def ended(self) -> LeaseEvent:
         """An event that is set when any of the leases ends: it is lost, it is released, its Interlock is closed."""
-        event: asyncio.Event = self._event_of_end()
+        event: LeaseEvent = self._event_of_end()
         return event
 
     def remaining(self) -> float:

@@ -20,7 +20,7 @@ from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
-from ._api.threads import InterlockForThreads, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope
+from ._api.threads import InterlockForThreads, LeaseEvent, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope
 from ._protocol.acks import Assurance
 from ._protocol.run import run
 from ._protocol.timing import MAX_TTL, TRY_FOR
@@ -77,15 +77,15 @@ class Lease(LeaseCore, LeaseForThreads):
     __slots__ = ()
 
     @property
-    def lost(self) -> threading.Event:
-        """An event that is set when the lease is lost."""
-        event: threading.Event = self._event_of_loss()
+    def lost(self) -> LeaseEvent:
+        """An event that is set when the lease is lost. It is true once it is set: `if lease.lost:`."""
+        event: LeaseEvent = self._event_of_loss()
         return event
 
     @property
-    def ended(self) -> threading.Event:
+    def ended(self) -> LeaseEvent:
         """An event that is set when the lease ends in any way: it is lost, it is released, its Interlock is closed."""
-        event: threading.Event = self._event_of_end()
+        event: LeaseEvent = self._event_of_end()
         return event
 
     def remaining(self) -> float:
@@ -131,15 +131,15 @@ class MultiLease(MultiLeaseForThreads):
         return lease
 
     @property
-    def lost(self) -> threading.Event:
-        """An event that is set when any of the leases is lost."""
-        event: threading.Event = self._event_of_loss()
+    def lost(self) -> LeaseEvent:
+        """An event that is set, and then true, when any of the leases is lost."""
+        event: LeaseEvent = self._event_of_loss()
         return event
 
     @property
-    def ended(self) -> threading.Event:
+    def ended(self) -> LeaseEvent:
         """An event that is set when any of the leases ends: it is lost, it is released, its Interlock is closed."""
-        event: threading.Event = self._event_of_end()
+        event: LeaseEvent = self._event_of_end()
         return event
 
     def remaining(self) -> float:

@@ -66,6 +66,23 @@ async def test_ended_and_lost_are_right_if_they_are_first_read_after_the_end(mod
     assert short.ended is short.ended
 
 
+@rule(6)
+async def test_an_event_is_true_once_it_is_set_and_stays_the_same_event(mode):
+    """`if lease.lost:` was always true, and an event that is false must not be made anew at each access."""
+    locks = mode.interlock()
+    for acquiring in (locks.lock("a").acquire(), locks.multi(locks.lock("b"), locks.lock("c")).acquire()):
+        lease = await mode.keep(acquiring)
+        lost, ended = lease.lost, lease.ended
+        assert lease.lost is lost
+        assert lease.ended is ended
+        assert not lost
+        assert not ended
+        assert await mode.interlock().lock(lease.name.split(", ")[0]).revoke("for the test", force=True)
+        await until(lambda lost=lost, ended=ended: lost and ended)
+        assert lost.is_set()
+        assert ended.is_set()
+
+
 async def test_an_rlock_ends_with_its_last_release(mode):
     if mode.name == "threads":
         lock = mode.interlock()._real.rlock("a")

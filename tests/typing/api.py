@@ -1,10 +1,12 @@
 """What type checkers say of users' code: never run, checked by mypy and pyright in `scripts/check`."""
+# mypy: enable-error-code="truthy-bool"
+# With that option mypy refuses `if event:` for an event that is always true.
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from typing import assert_type
+from typing import Literal, assert_type
 
 from interlock import (
     BarrierState,
@@ -24,6 +26,8 @@ from interlock import (
     WriteLock,
 )
 from interlock import aio as ilock
+from interlock._api import scopes
+from interlock._api.threads import LeaseEvent
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
 
 locks = Interlock("redis://localhost:6379/0")
@@ -100,11 +104,13 @@ if result := nightly(1):
 
 with locks.lock("a", ttl=5, timeout=None) as lease:
     assert_type(lease, Lease)
-    assert_type(lease.lost, threading.Event)
-    assert_type(lease.ended, threading.Event)
+    assert_type(lease.lost, LeaseEvent)
+    event: threading.Event = lease.ended
+    if lease.lost or not lease.ended:
+        assert_type(lease.lost.wait(1), bool)
 with locks.multi(locks.lock("a"), locks.semaphore("b", 2), locks.rwlock("c").read()) as several:
     assert_type(several, MultiLease)
-    assert_type(several.ended, threading.Event)
+    assert_type(several.ended, LeaseEvent)
     assert_type(several.fence["a"], int)
 with locks.election("a") as leading:
     assert_type(leading, Leadership)
@@ -194,7 +200,10 @@ async def use() -> None:
         await lease.extend("5")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     async with others.election("a") as led:
         assert_type(led, ilock.Leadership)
-        assert_type(led.ended, asyncio.Event)
+        assert_type(led.ended, scopes.LeaseEvent)
+        ended: asyncio.Event = led.ended
+        if not led.lost:
+            assert_type(await ended.wait(), Literal[True])
 
     async def lead(led: ilock.Leadership) -> int:
         return led.term

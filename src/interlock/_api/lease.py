@@ -75,14 +75,16 @@ class WatchedCore(Face):
 
     def _event_of_loss(self) -> Any:
         with self._core.runtime.mutex:
-            event = self._lost_event = self._lost_event or self._event_type()
+            if (event := self._lost_event) is None:  # an event that is not set is false
+                event = self._lost_event = self._event_type()
         if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
             event.set()
         return event
 
     def _event_of_end(self) -> Any:
         with self._core.runtime.mutex:
-            event = self._end_event = self._end_event or self._event_type()
+            if (event := self._end_event) is None:
+                event = self._end_event = self._event_type()
         if self.state in _ENDED:
             event.set()
         return event

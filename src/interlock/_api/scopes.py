@@ -89,6 +89,13 @@ class Body(CancelScope):
         """Whether it is cancelled by any end that another task makes, and not by a loss only."""
 
 
+class LeaseEvent(asyncio.Event):
+    """An event of a lease. It is true once it is set, so that `if lease.lost:` asks whether the lease is lost."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
 class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
     """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
 
@@ -96,7 +103,7 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
     """
 
     __slots__ = ()
-    _event_type = asyncio.Event
+    _event_type = LeaseEvent
 
     def _on_lost(self) -> None:
         for body in {each.task: each for each in self._bodies}.values():  # of each task the innermost

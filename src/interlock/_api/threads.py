@@ -80,6 +80,13 @@ def _thread(resource: Resource) -> tuple[str, weakref.ref[Any]]:
         return made
 
 
+class LeaseEvent(threading.Event):
+    """An event of a lease. It is true once it is set, so that `if lease.lost:` asks whether the lease is lost."""
+
+    def __bool__(self) -> bool:
+        return self.is_set()
+
+
 class LeaseForThreads(WatchedCore, OnlyWith):
     """A lease that threads are inside of. Its loss interrupts no thread; a revocation ends what a thread waits for.
 
@@ -88,7 +95,7 @@ class LeaseForThreads(WatchedCore, OnlyWith):
     """
 
     __slots__ = ()
-    _event_type = threading.Event
+    _event_type = LeaseEvent
 
     def _on_lost(self) -> None:
         super()._on_lost()
