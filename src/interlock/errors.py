@@ -21,6 +21,12 @@ class LockError(Exception):
 
     name: str | None = None
     """The name of the lock, as it was given, if the error is about one; of a multi the names of all its locks."""
+    _public_text = "{} can't be used, since this program has an error"
+
+    @property
+    def public_text(self) -> str:
+        """What an answer to the outside may say: the name of the lock, and no host, process, token or address."""
+        return self._public_text.format("a lock" if self.name is None else repr(self.name))
 
 
 class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the contract)
@@ -33,12 +39,16 @@ class AcquireTimeout(LockError, TimeoutError):  # noqa: N818 (the names are the 
     deadlock: tuple[str, ...] = ()
     """A line for each caller of the deadlock in which this call was, or behind which it waited: who it is, what it
     holds and waits for, and where in its code. Empty if none is known; a call that waited a second asks."""
+    remaining: float | None = None
+    """Seconds until the lease of the holder, or the quarantine, ends unless it is renewed, by the last answer of the
+    server; None if that is unknown."""
     waited: float = 0.0
     """Seconds that the call waited: its timeout, or 0 if it did not wait."""
     waiting: int | None = None
     """How many callers waited already, if `max_waiters` refused this one; else None."""
     quarantined: bool = False
     """Whether nobody holds it, as far as the server knows, but it is in quarantine after a restart or failover."""
+    _public_text = "{} is busy. Try again later"
 
 
 class LeaseLost(LockError):  # noqa: N818
@@ -46,10 +56,13 @@ class LeaseLost(LockError):  # noqa: N818
 
     token: str | None = None
     """The token of the lost lease."""
+    _public_text = "the work under {} was interrupted, and may be incomplete"
 
 
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
     """The barrier or latch is broken: a party left or died, or somebody reset, revoked or removed it."""
+
+    _public_text = "{} is broken: not all that it waits for will come"
 
 
 class Deadlock(LockError, RuntimeError):  # noqa: N818
@@ -62,6 +75,7 @@ class Unavailable(LockError, ConnectionError):  # noqa: N818
     waited: float = 0.0
     """Seconds for which the call waited for an answer that counts; 0 if it did not wait."""
     _unanswered: bool = False  # whether it is raised because no try of a request was answered in time
+    _public_text = "{} is not available now. Try again later"
 
 
 class ConfigError(LockError, ValueError):

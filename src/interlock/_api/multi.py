@@ -69,6 +69,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         late = AcquireTimeout(f"{self._primitive} was not acquired{within}: {error}")
         late.name, late.waited = self._primitive.name, waited
         late.holder, late.quarantined, late.waiting = error.holder, error.quarantined, error.waiting
+        late.remaining = error.remaining
         return late
 
     def _reenter_members(self, leases: Leases) -> None:

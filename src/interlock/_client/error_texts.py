@@ -92,6 +92,8 @@ def busy_error(resource: Resource, timeout: float, reply: Queued | Busy) -> Acqu
     error = about(resource, AcquireTimeout(_busy_text(resource, timeout, reply)))
     error.waited = timeout
     error.quarantined = lost_identity(reply) is not None
+    if reply.holder and reply.pttl_ms >= 0:
+        error.remaining = reply.pttl_ms / 1000
     if not error.quarantined:
         error.holder = reply.holder.decode(errors="replace").removeprefix("!") or None
     return error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.primitives.kind_record import Kind
+from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 from .lock import LOCK_COMPANIONS
@@ -57,7 +58,7 @@ class BarrierInspect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class BarrierState:
+class BarrierState(Answer):
     """The state of a barrier in the server, at one moment."""
 
     name: str

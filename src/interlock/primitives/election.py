@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock.primitives.codes import GRANTED, QUARANTINE
 from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import NO_KEY, Raw, Refused, Words
+from interlock.primitives.plain import Answer
 from interlock.primitives.votes import Votes, holder_of
 
 from .lock import LOCK_RULES, add_to_view, lock_based_resource, marker_in, record_in
@@ -23,7 +24,7 @@ def election_resource(name: object, prefix: str) -> Resource:
 
 
 @dataclass(frozen=True)
-class Leader:
+class Leader(Answer):
     """The leader of an election, at one moment."""
 
     token: str

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock._protocol.names import duration, keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.primitives.kind_record import Kind
+from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 from .lock import LOCK_COMPANIONS
@@ -65,7 +66,7 @@ class LatchInspect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LatchState:
+class LatchState(Answer):
     """The state of a latch in the server, at one moment."""
 
     name: str

@@ -11,6 +11,7 @@ from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
 from interlock.primitives.codes import GRANTED, NOT_FOUND, QUARANTINE, free_text
 from interlock.primitives.kind_record import Kind
+from interlock.primitives.plain import Answer
 from interlock.primitives.quorum_rules import QuorumRules
 from interlock.primitives.scripts import load
 
@@ -143,7 +144,7 @@ class LockInspect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LockState:
+class LockState(Answer):
     """The state of a lock in the server, at one moment."""
 
     name: str

@@ -12,6 +12,7 @@ from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.kind_record import Kind
 from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
+from interlock.primitives.plain import Answer
 from interlock.primitives.quorum_rules import QuorumRules
 
 from .lock import LOCK_ADVICE, LockInspect, add_state_to_view, lock_based_resource, marker_of, state_of
@@ -60,7 +61,7 @@ def once_resource(name: object, prefix: str, key: object) -> Resource:
 
 
 @dataclass(frozen=True)
-class Ran(Generic[R]):
+class Ran(Answer, Generic[R]):
     """This call ran the work. True in an `if`."""
 
     name: str
@@ -76,7 +77,7 @@ class Ran(Generic[R]):
 
 
 @dataclass(frozen=True)
-class Skipped:
+class Skipped(Answer):
     """This call did not run the work, since another run goes on or has ended. No error; false in an `if`."""
 
     name: str
@@ -209,7 +210,7 @@ class ForgetCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OnceState:
+class OnceState(Answer):
     """The state of work that runs once in the server, at one moment."""
 
     name: str

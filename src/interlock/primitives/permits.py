@@ -9,6 +9,7 @@ from interlock._protocol.names import keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
 from interlock.primitives.kind_record import Kind
+from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 from .lock import RECORD_VERSION
@@ -158,7 +159,7 @@ class PermitInspect(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Holder:
+class Holder(Answer):
     """One holder of permits."""
 
     token: str
@@ -172,7 +173,7 @@ class Holder:
 
 
 @dataclass(frozen=True)
-class SemaphoreState:
+class SemaphoreState(Answer):
     """The state of a semaphore or a read-write lock in the server, at one moment."""
 
     name: str

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._protocol.tokens import Process, Token
 from interlock._protocol.types import Resource
+from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ MAX_SECONDS: Final = 1e10
 
 
 @dataclass(frozen=True)
-class Party:
+class Party(Answer):
     """A caller that holds something or waits for it, as its process said a moment ago."""
 
     token: str
@@ -99,7 +100,7 @@ class Holding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Listed:
+class Listed(Answer):
     """One synchronizer, and the callers that hold it or wait for it, as their processes said a moment ago."""
 
     kind: str
