@@ -22,6 +22,7 @@ from interlock.errors import ConfigError
 from .face import Face
 from .misuse_errors import LEASE_HINTS, named
 from .misuse_warnings import warn_of_dropped_lease
+from .own_keys import check_writes_no_own_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -229,6 +230,7 @@ class LeaseCore(WatchedCore):
     ) -> Reply:
         try:
             check_command(command, keys)
+            check_writes_no_own_key(self._grant.resource, command, args, keys)
             reply: Reply = await self._core.holding.execute(self._grant, command, args, keys)
         except ConfigError as error:
             raise self._named(error) from error.__cause__
