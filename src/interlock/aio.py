@@ -7,7 +7,7 @@ that does the work: `acquire` awaits `_acquire`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Never, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ._api.asyncio import InterlockForAsyncio, Lockable, MultiLeaseForAsyncio
 from ._api.barrier import BarrierCore
@@ -16,7 +16,7 @@ from ._api.interlock import MAX_CONNECTIONS, MONTH
 from ._api.latch import LatchCore
 from ._api.lease import LeaseCore, LeaseState
 from ._api.lock import LockCore, RLockCore
-from ._api.misuse_errors import advising, making
+from ._api.misuse_errors import advising, making, refuse_bare
 from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET
@@ -115,7 +115,7 @@ class Lease(LeaseCore, LeaseForAsyncio):
 
         `keys` are those arguments that are keys (the server is asked if they are not given); in a cluster they must
         share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
-        the command may have run; LeaseLost if it was not run.
+        the command may have run; LeaseLost if it was not run; ConfigError if it would write a key of the lock itself.
         """
         return await self._execute(command, *args, keys=keys)
 
@@ -288,19 +288,23 @@ class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     __slots__ = ()
     _lease_of = Lease
 
-    async def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
+    async def acquire(self, *number: Never, timeout: float | Unset | None = UNSET, permits: int = 1) -> Lease:
         """Wait until so many permits are acquired. Returns one lease, which holds all of them.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; TypeError
+        for a bare `number`, which could be the permits or the timeout.
         """
+        refuse_bare(number, self._primitive, "acquire")
         return await self._acquire(timeout, permits=permits)
 
-    async def try_acquire(self, *, permits: int = 1) -> Lease | None:
+    async def try_acquire(self, *number: Never, permits: int = 1) -> Lease | None:
         """Acquire so many permits if they are free now. Returns their lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises Unavailable if the server does not answer within `try_for` seconds, ConfigError, or TypeError for a bare
+        `number`.
         """
+        refuse_bare(number, self._primitive, "try_acquire")
         return await self._try_acquire(permits=permits)
 
     async def available(self) -> int:

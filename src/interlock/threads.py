@@ -7,7 +7,7 @@ Each public method stands here with its signature and its docstring, and runs th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Never, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ._api.barrier import BarrierCore
 from ._api.election import ElectionCore, LeadershipCore
@@ -15,7 +15,7 @@ from ._api.interlock import MAX_CONNECTIONS, MONTH
 from ._api.latch import LatchCore
 from ._api.lease import LeaseCore, LeaseState
 from ._api.lock import LockCore, RLockCore
-from ._api.misuse_errors import advising, making
+from ._api.misuse_errors import advising, making, refuse_bare
 from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
 from ._api.options import DEFAULT_TTL, UNSET
@@ -115,7 +115,7 @@ class Lease(LeaseCore, LeaseForThreads):
 
         `keys` are those arguments that are keys (the server is asked if they are not given); in a cluster they must
         share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
-        the command may have run; LeaseLost if it was not run.
+        the command may have run; LeaseLost if it was not run; ConfigError if it would write a key of the lock itself.
         """
         return run(self._execute(command, *args, keys=keys))
 
@@ -299,20 +299,24 @@ class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     _lease_of = Lease
 
     @advising
-    def acquire(self, timeout: float | Unset | None = UNSET, *, permits: int = 1) -> Lease:
+    def acquire(self, *number: Never, timeout: float | Unset | None = UNSET, permits: int = 1) -> Lease:
         """Wait until so many permits are acquired. Returns one lease, which holds all of them.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; TypeError
+        for a bare `number`, which could be the permits or the timeout.
         """
+        refuse_bare(number, self._primitive, "acquire")
         return run(self._acquire(timeout, permits=permits))
 
     @advising
-    def try_acquire(self, *, permits: int = 1) -> Lease | None:
+    def try_acquire(self, *number: Never, permits: int = 1) -> Lease | None:
         """Acquire so many permits if they are free now. Returns their lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises Unavailable if the server does not answer within `try_for` seconds, ConfigError, or TypeError for a bare
+        `number`.
         """
+        refuse_bare(number, self._primitive, "try_acquire")
         return run(self._try_acquire(permits=permits))
 
     @advising

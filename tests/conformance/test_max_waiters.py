@@ -27,7 +27,7 @@ def come(lockable):
     """One that waits, and then gives it back at once."""
 
     async def come():
-        await (await lockable.acquire(30)).release()
+        await (await lockable.acquire(timeout=30)).release()
 
     return asyncio.ensure_future(come())
 
@@ -46,7 +46,7 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_leaves_nothing(mode
     await until(lambda: waiting(lockable, 2))
     before = clean.zrange("{lock:a}{queue}", 0, -1)
     started = machine_time()
-    error = await outcome(lockable.acquire(30))
+    error = await outcome(lockable.acquire(timeout=30))
     assert machine_time() - started < 10
     assert isinstance(error, AcquireTimeout)
     assert (error.waiting, error.waited, error.quarantined, error.name) == (2, 0, False, "a")
@@ -58,7 +58,7 @@ async def test_one_more_than_may_wait_is_refused_at_once_and_leaves_nothing(mode
     await until(lambda: waiting(lockable, 3))
     await held.release()
     await asyncio.gather(*calls, without_bound)
-    await (await lockable.acquire(30)).release()
+    await (await lockable.acquire(timeout=30)).release()
 
 
 async def test_there_is_room_again_when_a_waiter_has_left(mode):

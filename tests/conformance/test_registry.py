@@ -49,7 +49,7 @@ def waits_for(lockable, timeout=30):
     """A task whose own code waits: no line of ours is on the stack of a task made of `acquire()` itself."""
 
     async def wait():
-        return await lockable.acquire(timeout)
+        return await lockable.acquire(timeout=timeout)
 
     return asyncio.ensure_future(outcome(wait()))
 

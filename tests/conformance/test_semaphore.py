@@ -26,6 +26,20 @@ async def _free(limited, number: int) -> bool:
     return await limited.available() == number
 
 
+async def test_a_bare_number_could_be_permits_or_seconds_and_is_refused(mode, clean):
+    limited = mode.interlock().semaphore("a", 3)
+    for method, given in ((limited.acquire, (3,)), (limited.acquire, (True, 5)), (limited.try_acquire, (3,))):
+        with pytest.raises(TypeError) as refused:
+            await method(*given)
+        said = str(refused.value)
+        assert said.startswith("semaphore 'a': ")
+        assert f"acquire({', '.join(map(str, given))}) does not say what the number is" in said
+        assert "(permits=3)" in said
+        assert "acquire(timeout=3)" in said
+    assert await limited.available() == 3
+    await (await limited.acquire(timeout=3, permits=3)).release()
+
+
 @rule(1)
 async def test_as_many_permits_as_the_limit_are_held_and_no_more(mode, clean):
     limited = mode.interlock().semaphore("a", 3)

@@ -124,6 +124,7 @@ assert_type(Interlock.quorum(["redis://a", "redis://b", "redis://c"]), Interlock
 assert_type(locks.lock("a").acquire(2.5), Lease)
 assert_type(locks.rlock("a", owner="me", ttl=5).acquire(timeout=None).release(), bool)
 assert_type(locks.semaphore("a", 3).acquire(permits=2), Lease)
+locks.semaphore("a", 3).acquire(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 assert_type(locks.semaphore("a", 3).try_acquire(permits=2), Lease | None)
 assert_type(locks.semaphore("a", 3).available(), int)
 assert_type(locks.rwlock("a").read(), ReadLock)

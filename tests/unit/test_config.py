@@ -283,7 +283,7 @@ async def test_a_name_of_a_semaphore_that_is_held_is_no_name_of_a_lock_and_the_o
         (locks.lock("q").acquire(1), "'q' is in use as a semaphore"),
         (locks.rwlock("q").write().acquire(1), "'q' is in use as a semaphore"),
         (locks.election("q").campaign(1), "'q' is in use as a semaphore"),
-        (locks.semaphore("l", 3).acquire(1), "'l' is in use as a lock"),
+        (locks.semaphore("l", 3).acquire(timeout=1), "'l' is in use as a lock"),
         (locks.latch("l", 3).wait(1), "'l' is in use as a lock"),
         (locks.lock("w").acquire(1), "'w' is in use as a read-write lock"),
         (locks.lock("c").acquire(1), "'c' is in use as a latch"),

@@ -13,6 +13,7 @@ import logging
 import math
 import pathlib
 import pickle
+import traceback
 import uuid
 
 import pytest
@@ -643,6 +644,24 @@ USES = [
     wrong("the wrong with of a once", entered(once(at_most=1)), TypeError, "once 'a'", "run(work)"),
     wrong("the with of an rwlock", entered_rightly(lambda locks: locks.rwlock("a")), TypeError, "rwlock 'a'", "side"),
     wrong("the wrong with of an rwlock", entered(lambda locks: locks.rwlock("a")), TypeError, "rwlock 'a'", "side"),
+    # An Interlock as a lock
+    *(
+        wrong(
+            f"an Interlock's {word}",
+            lambda locks, word=word: getattr(locks, word),
+            AttributeError,
+            f"'Interlock' object has no attribute '{word}'",
+            "An Interlock is no lock",
+            "`with locks.lock(name) as lease:`",
+        )
+        for word in ("fence", "token", "state", "lost", "ended", "ensure", "remaining", "extend")
+    ),
+    wrong(
+        "a misspelt method",
+        lambda locks: locks.semaphor("a", 1),
+        AttributeError,
+        "'semaphor'. Did you mean 'semaphore'?",
+    ),
     # What belongs to this process
     wrong("a pickled lock", lambda locks: pickle.dumps(locks.lock("a")), TypeError, "Lock 'a'", "send its name"),
     wrong("a pickled rwlock", lambda locks: pickle.dumps(locks.rwlock("a")), TypeError, "RWLock 'a'", "send its name"),
@@ -671,6 +690,18 @@ def test_an_environment_that_names_no_server_is_refused(monkeypatch, mode, url, 
         monkeypatch.setenv("INTERLOCK_URL", url)
     with pytest.raises(ConfigError, match=says):
         MAKERS[mode]()
+
+
+@pytest.mark.parametrize("mode", MAKERS)
+def test_a_traceback_suggests_no_private_name(mode):
+    locks = MAKERS[mode](NOWHERE)
+    for thing, word in ((locks, "fence"), (locks, "nonce"), (locks.lock("a"), "encoded"), (locks.lock("a"), "option")):
+        try:
+            getattr(thing, word)
+        except AttributeError as error:
+            shown = "".join(traceback.format_exception(error))
+            assert f"has no attribute {word!r}" in shown
+            assert "'_" not in shown.rpartition("AttributeError")[2]
 
 
 @pytest.mark.parametrize("mode", MAKERS)

@@ -210,12 +210,19 @@ def _advice_on_positions(text: str) -> str:
     if "__init__()" in text:
         return 'Give one URL or client, and options by their names: Interlock("redis://host:6379/0", prefix="app:")'
     if "acquire()" in text:
-        if "try_acquire()" in text:
-            return _NO_WAIT
-        several = ", permits=2" if "Semaphore" in text else ""
-        return f"Give only the time to wait by position: acquire(5{several})"
+        return _NO_WAIT if "try_acquire()" in text else "Give only the time to wait by position: acquire(5)"
     several = "; for several locks at once use multi()" if re.match(r"Interlock\.r?lock\(\)", text) else ""
     return f"Give options by their names, as in ttl=10, timeout=5{several}"
+
+
+def refuse_bare(numbers: tuple[object, ...], subject: object, method: str) -> None:
+    """Refuse a number that could be the permits or the seconds. Raises TypeError."""
+    if numbers:
+        given = ", ".join(map(repr, numbers))
+        raise TypeError(
+            f"{subject}: {method}({given}) does not say what the number is. Permits are {method}(permits=3), and the "
+            "seconds to wait acquire(timeout=3)"
+        )
 
 
 def _is_of_this_call(error: TypeError) -> bool:
@@ -276,7 +283,9 @@ MULTI_LEASE_HINTS: Final[Mapping[str, str]] = {
         ("execute", "token", "assurance", "lease"), "Each of its locks has a lease of its own: lease[name]"
     ),
 }
+_NO_LEASE: Final = "An Interlock is no lock, and holds nothing. Hold a lock of it: `with locks.lock(name) as lease:`"
 INTERLOCK_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("fence", "token", "state", "lost", "ended", "ensure", "remaining", "extend"), _NO_LEASE),
     **dict.fromkeys(
         ("Lock", "mutex", "acquire", "get_lock", "create_lock"),
         "Make a lock, and acquire that one: `with locks.lock(name):`",
@@ -291,9 +300,15 @@ INTERLOCK_HINTS: Final[Mapping[str, str]] = {
 
 
 def no_attribute(thing: object, name: str, hints: Mapping[str, str]) -> NoReturn:
-    """Raise the AttributeError of Python, with the way out if there is a hint."""
-    hint = f". {hints[name]}" if name in hints else ""
-    raise AttributeError(f"{type(thing).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=thing)
+    """Raise the AttributeError of Python, with the way out if there is a hint, or a public name that is alike."""
+    text = f"{type(thing).__name__!r} object has no attribute {name!r}"
+    if name in hints:
+        text = f"{text}. {hints[name]}"
+    elif not name.startswith("_"):
+        public = [each for each in dir(type(thing)) if not each.startswith("_")]
+        text += "".join(f". Did you mean {each!r}?" for each in difflib.get_close_matches(name, public, 1))
+    # Without the object: a traceback would suggest a private name of it, such as '_once' for 'fence'.
+    raise AttributeError(text, name=name, obj=None)
 
 
 # The `with` of the other mode

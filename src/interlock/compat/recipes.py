@@ -239,7 +239,7 @@ def _acquire_and_detach(lockable: Lock | Semaphore, wait: float | None) -> str |
     """Acquire, detach the lease from this process, and return its token; None if the wait was over first."""
     while True:
         try:
-            lease = lockable.acquire(wait)
+            lease = lockable.acquire(timeout=wait)
         except AcquireTimeout:
             return None
         grant = lease._grant

@@ -175,7 +175,7 @@ class _Holder(_Handle[T]):
         if seconds == 0:
             return lockable.try_acquire()  # type: ignore[no-any-return]
         try:
-            return lockable.acquire(seconds)  # type: ignore[no-any-return]
+            return lockable.acquire(timeout=seconds)  # type: ignore[no-any-return]
         except AcquireTimeout:
             if seconds is None:
                 raise

@@ -36,7 +36,7 @@ class Blocking:
         return {"token": lease.token, "fence": lease.fence}
 
     async def permit(self, name, limit, options, timeout):
-        lease = self.leases[name] = self.locks.semaphore(name, limit, **options).acquire(timeout)
+        lease = self.leases[name] = self.locks.semaphore(name, limit, **options).acquire(timeout=timeout)
         return {"token": lease.token, "fence": lease.fence}
 
     async def reader(self, name, options, timeout):
@@ -105,7 +105,7 @@ class Async(Blocking):
         return {"token": lease.token, "fence": lease.fence}
 
     async def permit(self, name, limit, options, timeout):
-        lease = self.leases[name] = await self.locks.semaphore(name, limit, **options).acquire(timeout)
+        lease = self.leases[name] = await self.locks.semaphore(name, limit, **options).acquire(timeout=timeout)
         return {"token": lease.token, "fence": lease.fence}
 
     async def reader(self, name, options, timeout):

@@ -197,7 +197,7 @@ def _grace(grace: float | None, ttl: float) -> float:
 
 
 def _run(lockable: Any, timeout: float | None, runner: Runner, ttl: float, tell: Any) -> int:
-    lease = lockable.acquire(timeout)
+    lease = lockable.acquire(timeout=timeout)
     try:
         tell(f"acquired {lease.name}, fence {lease.fence}")
         return runner.run(lease, ttl)
