@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, NotHeld, Unavailable
 from .threads import (
     Assurance,
     Barrier,
@@ -38,7 +38,7 @@ from .threads import (
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
     "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState",
-    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "Party",
-    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "NotHeld", "Once", "OnceState", "Options",
+    "Party", "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 __version__ = "0.1.0"

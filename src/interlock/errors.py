@@ -5,6 +5,7 @@ LockError
 ├── LeaseLost        the lease has ended before its holder released it: stop writing
 ├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so it will never open
 ├── Deadlock         also a RuntimeError: this thread or task would wait for itself for ever
+├── NotHeld          also a RuntimeError: this code must run under a lock, and does not
 ├── Unavailable      also a ConnectionError: the server, or too much of a quorum, does not answer
 └── ConfigError      also a ValueError: a bad URL, name, ttl, limit, or a server on which no lock is safe
 """
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 from threading import BrokenBarrierError
 
-__all__ = ["AcquireTimeout", "BrokenBarrier", "ConfigError", "Deadlock", "LeaseLost", "LockError", "Unavailable"]
+__all__ = [
+    "AcquireTimeout", "BrokenBarrier", "ConfigError", "Deadlock", "LeaseLost", "LockError", "NotHeld", "Unavailable",
+]  # fmt: skip
 
 
 class LockError(Exception):
@@ -67,6 +70,10 @@ class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
 
 class Deadlock(LockError, RuntimeError):  # noqa: N818
     """This thread or task is inside the lock already, and would wait for itself for ever. Nothing stays queued."""
+
+
+class NotHeld(LockError, RuntimeError):  # noqa: N818
+    """The thread or task that calls this function is not inside the lock under which the function must run."""
 
 
 class Unavailable(LockError, ConnectionError):  # noqa: N818

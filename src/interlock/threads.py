@@ -24,7 +24,7 @@ from ._api.threads import InterlockForThreads, LeaseEvent, LeaseForThreads, Lock
 from ._protocol.acks import Assurance
 from ._protocol.run import run
 from ._protocol.timing import MAX_TTL, TRY_FOR
-from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, Unavailable
+from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, NotHeld, Unavailable
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader
 from .primitives.latch import LatchState
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",
     "Holder", "Interlock", "Latch", "LatchState", "Leader", "Leadership", "Lease", "LeaseLost", "LeaseState",
-    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "Once", "OnceState", "Options", "Party",
-    "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
+    "Listed", "Lock", "LockError", "LockState", "MultiLease", "MultiLock", "NotHeld", "Once", "OnceState", "Options",
+    "Party", "RLock", "RWLock", "Ran", "ReadLock", "Semaphore", "SemaphoreState", "Skipped", "Unavailable", "WriteLock",
 ]  # fmt: skip
 
 P = ParamSpec("P")
@@ -965,6 +965,17 @@ class Interlock(InterlockForThreads):
         In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
         """
         return self._synchronized(name, busy, **options)
+
+    @advising
+    def assert_held(self, name: str) -> Lease:
+        """Return the lease of this name that the calling thread or task is inside of. No I/O.
+
+        For a function that must run under a lock: inside of a `with` (asyncio: `async with`) of it, or of a function
+        that it decorates, made with this Interlock. Raises NotHeld if the caller is in none, LeaseLost if its lease is
+        lost, or ConfigError. A semaphore or a side of an rwlock counts, too.
+        """
+        lease: Lease = self._assert_held(name)
+        return lease
 
     @advising
     def ls(self, pattern: str = "*") -> list[Listed]:

@@ -6,5 +6,6 @@ lock permits multi latch barrier election once synchronized    what a user works
 functions      what a decorator takes;  naming, run_names: names and keys of calls
 threads        what only threads have;  asyncio: what only tasks have;  face: what all public classes share
 misuse_errors  errors for a wrong call, with the way out;  misuse_warnings: what may be meant, and is logged
+inside         which leases each thread or task is inside of
 own_keys       which keys a user's command must not write
 """

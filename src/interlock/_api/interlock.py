@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from interlock._client.grant import AcquireOptions, shared
 from interlock._client.reentrancy import HeldByCaller
+from interlock._client.self_wait import kind_of_caller
 from interlock._protocol.acks import checked_acks
 from interlock._protocol.names import (
     MIN_TTL,
@@ -27,9 +28,11 @@ from interlock.primitives.kinds import KINDS
 from interlock.primitives.messages import InspectCall
 from interlock.primitives.once import Skipped
 
+from . import inside
 from .face import Face
 from .functions import name_of
-from .misuse_errors import INTERLOCK_HINTS, advised
+from .lease import LeaseState
+from .misuse_errors import INTERLOCK_HINTS, advised, not_held
 from .multi import checked_members
 from .options import DEFAULT_TTL, timeout_of
 from .run_names import run_source
@@ -188,6 +191,18 @@ class InterlockCore(Face):
 
         decorate.__qualname__ = "Interlock.synchronized"
         return decorate
+
+    def _assert_held(self, name: object) -> Any:
+        checked, caller = checked_name(name), self._current_owner()
+        entered = inside.leases_of(caller)
+        leases = [lease for each in entered for lease in each._leases_of(checked, cast("Any", self)._session.core)]
+        for lease in leases:
+            if lease.state not in {LeaseState.LOST, LeaseState.RELEASED}:
+                return lease
+        for lease in leases:
+            if lease.state is LeaseState.LOST:
+                lease._ensure()
+        raise not_held(checked, kind_of_caller(caller), for_asyncio=self._for_asyncio)
 
     async def _ls(self, pattern: str) -> list[Listed]:
         if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one

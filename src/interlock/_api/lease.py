@@ -130,6 +130,10 @@ class WatchedCore(Face):
         """The error that says who revoked it; None if nobody did."""
         raise NotImplementedError
 
+    def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
+        """The lease of this name, by this client, that it is or has."""
+        raise NotImplementedError
+
     def _mark_in_with(self, section: Section | None = None) -> None:
         """Note that a `with` of its lockable acquired it, and so gives it back; and whose section it is."""
         raise NotImplementedError
@@ -246,6 +250,9 @@ class LeaseCore(WatchedCore):
     def _revocation(self) -> LeaseLost | None:
         why = self._grant.end_reason
         return self._grant.error(why) if why is not None and loss_of(why) is Loss.REVOKED else None
+
+    def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
+        return [self] if self._core is core and self.name == name else []
 
     def _named(self, error: ConfigError) -> ConfigError:
         return named(error, str(self._grant.resource), self.name)

@@ -14,7 +14,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from interlock._protocol.names import has_address
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, NotHeld
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -309,6 +309,18 @@ def no_attribute(thing: object, name: str, hints: Mapping[str, str]) -> NoReturn
         text += "".join(f". Did you mean {each!r}?" for each in difflib.get_close_matches(name, public, 1))
     # Without the object: a traceback would suggest a private name of it, such as '_once' for 'fence'.
     raise AttributeError(text, name=name, obj=None)
+
+
+def not_held(name: str, caller: str, *, for_asyncio: bool) -> NotHeld:
+    """The error of assert_held() in a `caller`, a thread or a task, that does not hold this."""
+    article, a_with = ("an", "async with") if for_asyncio else ("a", "with")
+    error = NotHeld(
+        f"assert_held({name!r}): this {caller} is not inside {article} `{a_with}` of {name!r}, or a function that it "
+        f"decorates, whose lease is alive. Call this function inside `{a_with} locks.lock({name!r}):`; in another "
+        f"{caller} give it the lease"
+    )
+    error.name = name
+    return error
 
 
 # The `with` of the other mode

@@ -113,6 +113,9 @@ class MultiLeaseCore(WatchedCore):
         finally:
             now = error = None  # their tracebacks refer to this frame
 
+    def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
+        return [found for lease in self._leases.values() for found in lease._leases_of(name, core)]
+
     def _mark_in_with(self, section: Section | None = None) -> None:
         for lease in self._leases.values():
             lease._mark_in_with(section)

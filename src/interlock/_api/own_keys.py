@@ -40,8 +40,8 @@ def check_writes_no_own_key(
         if (key := _bytes_of(word)) in own:
             raise ConfigError(
                 f"{resource}: execute({name!r}): {key.decode()!r} is a key of the lock itself, which only interlock "
-                "writes. To give the lock back: lease.release(); to make the lease longer: lease.extend(ttl). Data needs "
-                "another key"
+                "writes. To give the lock back: lease.release(); to make the lease longer: lease.extend(ttl). Data "
+                "needs another key"
                 + (". If that is a value, say which arguments are keys: keys=[...]" if keys is None else "")
             )
 

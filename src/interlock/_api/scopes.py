@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from interlock.errors import LeaseLost
 
+from . import inside
 from .lease import WatchedCore
 from .misuse_errors import OnlyAsyncWith
 
@@ -118,7 +119,10 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
 
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
         self._ensure()  # no body runs under a lease that has ended
-        self._bodies = (*self._bodies, Body(who, until_any_end=until_any_end))
+        body = Body(who, until_any_end=until_any_end)
+        self._bodies = (*self._bodies, body)
+        if (task := body.task) is not None:
+            inside.enter(task, self)
 
     def _body_left(self) -> Body | None:
         """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
@@ -143,6 +147,8 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
 
     async def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         body = self._body_left()
+        if body is not None:
+            inside.leave(body.task, self)
         if body is None or not body.cancelled:
             try:
                 await self._leave(error)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from interlock._protocol.names import token_part
 from interlock._protocol.run import run
 
+from . import inside
 from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
@@ -105,17 +106,24 @@ class LeaseForThreads(WatchedCore, OnlyWith):
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:  # noqa: ARG002 (see WatchedCore)
         who = who or weakref.ref(threading.current_thread())
         self._bodies = (*self._bodies, who) if self._bodies else (who,)
+        inside.enter(who(), self)
 
     def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> Coroutine[Any, Any, None]:
-        self._bodies = () if len(self._bodies) < 2 else self._bodies_without_this_thread()
+        if self._bodies:
+            inside.leave(self._body_left()(), self)
         return self._leave(error)
 
-    def _bodies_without_this_thread(self) -> tuple[Any, ...]:
-        """The bodies without the innermost one of this thread; or of another one, in whose stead this one leaves."""
-        bodies, here = [*self._bodies], threading.current_thread()
-        mine = [i for i, who in enumerate(bodies) if who() is here]
-        del bodies[mine[-1] if mine else -1]
-        return (*bodies,)
+    def _body_left(self) -> Any:
+        """The innermost body of this thread is over; or that of another thread, in whose stead this one leaves."""
+        bodies = [*self._bodies]
+        if len(bodies) > 1:
+            here = threading.current_thread()
+            mine = [i for i, who in enumerate(bodies) if who() is here]
+            left = bodies.pop(mine[-1] if mine else -1)
+        else:
+            left = bodies.pop()
+        self._bodies = (*bodies,)
+        return left
 
     def __enter__(self) -> Self:
         run(self._enter())
