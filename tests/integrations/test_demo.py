@@ -158,7 +158,10 @@ def test_without_typer_one_line_says_what_to_install() -> None:
     hidden = "import sys; sys.modules['typer'] = None; from interlock.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert done.returncode == 69
-    assert done.stderr == "interlock: the command line needs typer and rich: pip install 'interlock[cli]'\n"
+    assert done.stderr == (
+        "interlock: the command line needs typer and rich: "
+        "pip install typer rich, or '.[cli]' in a checkout of interlock\n"
+    )
 
 
 def test_the_command_line_prints_help_and_its_version(

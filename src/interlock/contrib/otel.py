@@ -22,7 +22,9 @@ try:
     from opentelemetry.trace import Status, StatusCode
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "interlock.contrib.otel needs opentelemetry-api: pip install 'interlock[otel]'", name=error.name
+        "interlock.contrib.otel needs opentelemetry-api: "
+        "pip install opentelemetry-api, or '.[otel]' in a checkout of interlock",
+        name=error.name,
     ) from error
 
 from interlock._people import observer
