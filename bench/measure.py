@@ -124,7 +124,8 @@ class Outcome:
         return {
             "row": self.row,
             "what": self.what, "unit": self.unit,
-            "latency_of": f"{self.latency}, {self.latency_unit}", "ours": self.ours,
+            "latency": self.latency, "latency_unit": self.latency_unit, "ours": self.ours,
+            "less_is_better": self.less_is_better, "not_peers": self.not_peers,
             "contenders": contenders, "checks": checks, "note": self.note, "missed": self.is_missed(),
         }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""How outcomes are shown: tables for a terminal, the README's table, and plots."""
+"""How outcomes are shown: tables for a terminal, the table of goals, and plots."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from measure import Outcome
 
-PAGE = "docs/benchmarks.md"
-TABLE_BEGINS, TABLE_ENDS = "<!-- scripts/bench writes this table -->", "<!-- end of the table -->"
-
-
+PAGE = "docs/internals/goals.md"
 ALL_GOALS = "goals-that-are-missed-and-why"
 SHARED = {  # the section of a row that has none of its own
     **dict.fromkeys(("waiters", "leases", "import"), "waiters-leases-import"),
@@ -70,7 +67,7 @@ def _line(outcome: Outcome, name: str) -> list[str]:
     low, high = outcome.spread(name)
     verdicts = [verdict for verdict in outcome.verdicts() if verdict.against == name]
     return [
-        f"  {name}", _median(outcome, name), f"{_short(outcome.ratio(name))} ×", f"{_short(low)} to {_short(high)}",
+        f"  {name}", _median(outcome, name), f"{short(outcome.ratio(name))} ×", f"{short(low)} to {short(high)}",
         *times, ", ".join(str(verdict.goal) for verdict in verdicts),
         _verdict(all(verdict.met for verdict in verdicts) if verdicts else None),
     ]  # fmt: skip
@@ -80,7 +77,7 @@ def _median(outcome: Outcome, name: str) -> str:
     return shown(outcome.median(name))
 
 
-def _short(ratio: float) -> str:
+def short(ratio: float) -> str:
     if ratio >= 100:
         return f"{ratio:,.0f}"
     return f"{ratio:.2f}" if ratio >= 0.01 else "<0.01"
@@ -90,14 +87,14 @@ def _verdict(met: bool | None) -> str:
     return "" if met is None else "[green]met[/]" if met else "[red]missed[/]"
 
 
-# The README's table
+# The table of goals
 
 
 HEAD = "| row | interlock | compared with | ratio | goal |"
 
 
 def markdown(outcomes: Iterable[Outcome], about: str) -> str:
-    """The README's table: a line for each goal, and for each peer that is fast because others starve."""
+    """The table of goals: a line for each goal, and for each peer that is fast because others starve."""
     lines = [HEAD, "|---|---|---|---|---|"]
     for outcome in outcomes:
         lines += _markdown_lines(outcome)
@@ -107,12 +104,12 @@ def markdown(outcomes: Iterable[Outcome], about: str) -> str:
 def _markdown_lines(outcome: Outcome) -> list[str]:
     ours = f"`{outcome.row}`: {outcome.what} | {_cell(outcome, outcome.ours)}"
     found = [
-        f"{_cell(outcome, each.against)} | {_short(each.ratio)} × | {_goal(outcome, str(each.goal), each.met)}"
+        f"{_cell(outcome, each.against)} | {short(each.ratio)} × | {_goal(outcome, str(each.goal), each.met)}"
         for each in outcome.verdicts()
     ]
     for name, share in outcome.starving.items():
         starves = f"{_cell(outcome, name)}; starves: a thread gets {share:.0%} of an equal share"
-        found.append(f"{starves} | {_short(outcome.ratio(name))} × | ")
+        found.append(f"{starves} | {short(outcome.ratio(name))} × | ")
     found += [
         f"{check.what}: {check.value} | | {_goal(outcome, check.goal, check.met)}"
         for check in outcome.checks
@@ -122,7 +119,7 @@ def _markdown_lines(outcome: Outcome) -> list[str]:
 
 
 def _goal(outcome: Outcome, goal: str, met: bool) -> str:
-    return f"{goal} {'met' if met else f'[missed]({why(outcome.row)})'}"
+    return f"{goal} {'met' if met else f'[missed](#{SHARED.get(outcome.row, outcome.row)})'}"
 
 
 def _cell(outcome: Outcome, name: str) -> str:
@@ -131,15 +128,6 @@ def _cell(outcome: Outcome, name: str) -> str:
     text = f"{_median(outcome, name)} {outcome.unit}" if name == outcome.ours else f"{label}: {_median(outcome, name)}"
     tail = outcome.tail(name)
     return text + (f"; p99 {shown(tail[1])}, longest {shown(tail[2])} {outcome.latency_unit}" if tail else "")
-
-
-def write_table(page: Path, table: str) -> None:
-    """Put the table between the two marks of the page."""
-    head, begins, rest = page.read_text(encoding="utf-8").partition(TABLE_BEGINS)
-    _, ends, foot = rest.partition(TABLE_ENDS)
-    if not begins or not ends:
-        raise LookupError(f"{page} has no table to replace: put {TABLE_BEGINS} and {TABLE_ENDS} where it goes")
-    page.write_text(f"{head}{begins}\n{table}\n{ends}{foot}", encoding="utf-8")
 
 
 # Plots

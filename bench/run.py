@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import facts
+import pages
+import record
 import report
 from checkouts import BASELINE, find
 from contenders import missing
 from interlock.embedded import Server
 from measure import Bench, Outcome
 from rows import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 USUAL = [name for name, row in ROWS.items() if row.usual]
 EX_USAGE = 64
@@ -31,11 +35,12 @@ one run on a private server, and says which goals are met.
 """
 MORE = f"""\
 examples:
-  scripts/bench                            the README's table, in about eight minutes
+  scripts/bench                            the usual rows, in about eight minutes
   scripts/bench uncontended handover       only these rows
   scripts/bench all                        every row there is
   scripts/bench --list                     what each row measures, and its goal
-  scripts/bench --write README.md          put the table into the README
+  scripts/bench --write                    also record the run, and write its figures and pictures into the pages
+  scripts/bench --again --write            write the figures of the recorded run again
   scripts/bench server-time --before PATH  against another checkout, or a commit
   scripts/bench registry observers         what reports to the registry, metrics and traces cost a pair
   scripts/bench --quick all                every line of code once; the numbers mean nothing
@@ -72,14 +77,15 @@ def _options() -> argparse.Namespace:
     parser = Parser(
         prog="scripts/bench", description=ABOUT, epilog=MORE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help="names out of --list, or all; else the README's table")
+    parser.add_argument("rows", nargs="*", metavar="ROW", help="names out of --list, or all; else the usual ones")
     parser.add_argument("--list", action="store_true", help="say what each row measures, and its goal")
     parser.add_argument(
         "--before", default=BASELINE, metavar="PATH",
         help=f"the checkout, or the commit, that runs beside this one ({BASELINE})",
     )  # fmt: skip
-    parser.add_argument("--markdown", action="store_true", help="print the README's table instead")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the README's table into this page")
+    parser.add_argument("--markdown", action="store_true", help="print the table of goals instead")
+    parser.add_argument("--write", action="store_true", help="record the run, and write its figures into the pages")
+    parser.add_argument("--again", action="store_true", help="measure nothing: show the recorded run")
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write an SVG for each table there")
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
@@ -89,15 +95,18 @@ def _options() -> argparse.Namespace:
         parser.error(f"there is no row {', '.join(unknown)}. The rows are {', '.join(ROWS)}")
     if options.rows:
         options.rows = [name for name in ROWS if name in options.rows or "all" in options.rows]
-    else:
-        options.rows = USUAL
+    if options.write and (options.rows or options.quick):
+        parser.error("--write needs the usual rows, all of them, and not --quick")
+    if options.again and options.plots:
+        parser.error("--plots needs a new run: the record may lack the single rounds")
+    options.rows = options.rows or USUAL
     return options
 
 
 def list_rows(console: Console) -> None:
     """What each row measures, and its goal."""
     for name, row in ROWS.items():
-        mark = "" if row.usual else " [dim](not in the README's table)[/]"
+        mark = "" if row.usual else " [dim](not usual)[/]"
         console.print(f"[bold]{name}[/]{mark}\n  {row.measures}", highlight=False)
         console.print(f"  goal: {row.goal(name) or 'none'}", highlight=False)
 
@@ -125,6 +134,10 @@ def measure(options: argparse.Namespace, console: Console) -> tuple[list[Outcome
             outcomes += [outcome for outcome in run(bench) if outcome.row in options.rows]
     if before is None:
         about["no such commit here, so nothing is compared with"] = BASELINE
+    if options.quick:
+        about["a quick run, whose numbers mean nothing:"] = "yes"
+    if absent := missing():
+        about["not installed, so left out:"] = " and ".join(absent)
     return outcomes, about
 
 
@@ -144,36 +157,40 @@ def main() -> None:
     if options.list:
         list_rows(console)
         return
-    outcomes, about = measure(options, console)
-    ran_with = ", ".join(f"{key} {value}" for key, value in about.items())
-    if options.quick:
-        ran_with += ". A quick run: its numbers mean nothing"
-    if absent := missing():
-        ran_with += f". Not installed, so left out: {', '.join(absent)}"
-    table = report.markdown(outcomes, f"Measured by `scripts/bench`: {ran_with}.")
-    if options.markdown:
-        print(table)
+    if options.again:
+        numbers = record.read()
+        outcomes: Sequence[Outcome] = [each for each in record.outcomes_of(numbers) if each.row in options.rows]
     else:
-        for outcome in outcomes:
-            report.show(console, outcome)
-        console.print(f"\n{ran_with}", style="dim", highlight=False)
-    _write(options, outcomes, about, table)
+        outcomes, about = measure(options, console)
+        numbers = record.as_json(outcomes, about)
+    _show(options, console, outcomes, numbers)
+    _write(options, outcomes, numbers)
     if broken := [outcome.row for outcome in outcomes if outcome.broken]:
         sys.exit(f"bench: {', '.join(broken)}: a lock did not exclude, or a lease was lost")
 
 
-def _write(options: argparse.Namespace, outcomes: list[Outcome], about: dict[str, object], table: str) -> None:
+def _show(
+    options: argparse.Namespace, console: Console, outcomes: Sequence[Outcome], numbers: Mapping[str, Any]
+) -> None:
+    ran_with = pages.about(numbers)
+    if options.markdown:
+        print(report.markdown(outcomes, f"Measured by `scripts/bench`: {ran_with}."))
+        return
+    for outcome in outcomes:
+        report.show(console, outcome)
+    console.print(f"\n{ran_with}", style="dim", highlight=False)
+
+
+def _write(options: argparse.Namespace, outcomes: Sequence[Outcome], numbers: Mapping[str, Any]) -> None:
     """Write the files that the options name."""
     if options.write:
-        report.write_table(options.write, table)
+        pages.write(numbers)
     if options.plots:
         report.plot(outcomes, options.plots)
-    if options.json:
-        text = json.dumps({"about": about, "rows": [outcome.as_json() for outcome in outcomes]}, indent=1)
-        if options.json == "-":
-            print(text)
-        else:
-            Path(options.json).write_text(text + "\n", encoding="utf-8")
+    if options.json == "-":
+        print(record.text_of(numbers), end="")
+    elif options.json:
+        Path(options.json).write_text(record.text_of(numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -26,13 +26,17 @@ def bench():
         import goals
         import measure
         import outages
+        import pages
+        import picture
+        import record
         import report
         import rows
         from growth import command, model, simulated
 
         yield type(
             "bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS}
-            | {"growth": command, "model": model, "simulated": simulated, "outages": outages},
+            | {"growth": command, "model": model, "simulated": simulated, "outages": outages}
+            | {"pages": pages, "picture": picture, "record": record},
         )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT / "bench"))
@@ -104,22 +108,58 @@ def test_each_goal_of_the_code_stands_in_the_design(bench):
                 assert str(goal).removesuffix(" ×") in line, (name, goal)
 
 
-def test_the_table_in_the_readme_is_of_the_form_that_the_command_writes(bench, tmp_path):
-    readme = tmp_path / "README.md"
-    text = (ROOT / "README.md").read_text()
-    readme.write_text(text)
-    bench.report.write_table(readme, f"{bench.report.HEAD}\n| new |")
-    head, _, rest = text.partition(bench.report.TABLE_BEGINS)
-    table, _, foot = rest.partition(bench.report.TABLE_ENDS)
-    assert table.startswith(f"\n{bench.report.HEAD}\n")
-    assert {*re.findall(r"^\| `([a-z-]+)`:", table, re.MULTILINE)} <= {*bench.ROWS}
-    written = readme.read_text()
-    assert written.startswith(head)
-    assert written.endswith(foot)
-    assert "| new |" in written
-    readme.write_text("no table")
-    with pytest.raises(LookupError, match="no table to replace"):
-        bench.report.write_table(readme, "")
+def test_each_figure_of_the_pages_is_that_of_the_recorded_run(bench):
+    """A sentence that says another number than the run beside it was the fault that this prevents."""
+    numbers = bench.record.read()
+    assert "README.md" in {page.name for page in bench.pages.PAGES}
+    for page in bench.pages.PAGES:
+        text = page.read_text()
+        assert bench.pages.FIGURE.search(text), page
+        assert text == bench.pages.page_with(text, numbers), "run: scripts/bench --again --write"
+    for path, text in bench.picture.files(bench.record.outcomes_of(numbers)).items():
+        assert path.read_text() == text, "run: scripts/bench --again --write"
+        assert path.name in (ROOT / "README.md").read_text()
+
+
+def test_no_page_has_a_mark_that_the_command_does_not_fill(bench):
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text()
+        assert page in bench.pages.PAGES or "<!--=" not in text, page
+        assert text.count("<!--=") == len(bench.pages.FIGURE.findall(text)), page
+
+
+def test_a_figure_is_written_with_two_digits_and_its_unit(bench):
+    outcome = outcome_of(bench, latencies={bench.goals.OURS: [0.05, 1514.0]}, latency="a wait", latency_unit="ms")
+    numbers = bench.record.as_json([outcome], {})
+    page = "".join(f"<!--=contended/{mark}-->old<!--/-->;" for mark in (
+        "interlock/median", "interlock/p50", "interlock/max", "python-redis-lock/ratio", "redis-py Lock/share",
+    ))  # fmt: skip
+    written = re.sub("<!--.*?-->", "", bench.pages.page_with(page, numbers))
+    assert written == "900;1.5 s;1.5 s;9.0;1% of its share;"
+    with pytest.raises(LookupError, match="no latencies"):
+        bench.pages.page_with("<!--=contended/redis-py Lock/p50-->old<!--/-->", numbers)
+
+
+def test_a_recorded_run_says_what_the_run_said(bench):
+    from rich.console import Console
+
+    outcome = outcome_of(bench, latencies={bench.goals.OURS: [1.0, 2.0]}, latency="a wait", latency_unit="ms")
+    (recorded,) = bench.record.outcomes_of(json.loads(bench.record.text_of(bench.record.as_json([outcome], {}))))
+    console = Console(width=112, record=True, file=io.StringIO())
+    bench.report.show(console, outcome)
+    said = console.export_text()
+    bench.report.show(console, recorded)
+    assert console.export_text() == said
+    assert recorded.verdicts() == outcome.verdicts()
+    assert recorded.as_json() == outcome.as_json()
+
+
+def test_a_record_is_a_whole_run():
+    for words in (("--write", "tasks"), ("--write", "--quick")):
+        ended = run(*words)
+        assert ended.returncode == 64
+        assert "--write needs the usual rows" in ended.stderr
+    assert "tasks  asyncio, 100 tasks on 100 locks" in run("--again", "tasks").stdout
 
 
 def outcome_of(bench, **options):
@@ -146,16 +186,16 @@ def test_a_missed_goal_names_the_section_that_says_why(bench):
     outcome = outcome_of(bench, starving={})  # 0.9 of redis-py
     console = Console(width=112, record=True, file=io.StringIO())
     bench.report.show(console, outcome)
-    assert "missed: docs/benchmarks.md#contended says why" in console.export_text()
-    assert "≥ 8 × [missed](docs/benchmarks.md#contended)" in bench.report.markdown([outcome], "")
+    assert "missed: docs/internals/goals.md#contended says why" in console.export_text()
+    assert "≥ 8 × [missed](#contended)" in bench.report.markdown([outcome], "")
 
 
 def test_every_row_has_a_section_that_says_why(bench):
-    headings = re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", (ROOT / bench.report.PAGE).read_text(), re.MULTILINE)
     anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
     for row in bench.ROWS:
         page, _, anchor = bench.report.why(row).partition("#")
-        assert page == "docs/benchmarks.md"
+        assert page == bench.report.PAGE
         assert anchor in anchors, row
 
 

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from harness.topology import Cluster, Independents, Sentinels
 from interlock.cli import main
+from interlock.embedded import stop_shared
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/migration").glob("*.md"))]
@@ -54,8 +56,17 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.fixture
+def own_embedded(monkeypatch):
+    """`embedded://` is a server of this test's own, which ends with it."""
+    with tempfile.TemporaryDirectory(prefix="il-") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield
+        stop_shared(force=True)
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
-def test_each_example_runs_alone_in_a_new_python(page, server, clean, tmp_path):
+def test_each_example_runs_alone_in_a_new_python(page, server, clean, own_embedded, tmp_path):
     """In an empty directory, with no names but its own; all examples of a page on one server, one after the other."""
     environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "INTERLOCK_URL"}}
     directory = tmp_path / "empty"
@@ -78,6 +89,36 @@ def test_each_example_runs_alone_in_a_new_python(page, server, clean, tmp_path):
     held = [*clean.scan_iter("lock:*", _type="string")]
     clean.delete("", *NAMES["data"])
     assert not held
+
+
+def test_the_first_example_of_the_readme_needs_no_server_and_runs_again_and_again(own_embedded, tmp_path):
+    first = blocks(ROOT / "README.md", "python")[0]
+    assert len([line for line in first.splitlines() if line]) <= 5
+    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "INTERLOCK_URL"}}
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-c", first], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20,
+            check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert "fence" in ended.stdout
+
+
+def test_the_readme_is_short():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 1000
+    assert text.index("embedded://") < text.index("redis://")
+
+
+def linked_from(page):
+    return {(page.parent / target).resolve() for target in re.findall(r"\]\(([^)#:]+)", page.read_text())}
+
+
+def test_the_index_has_every_page_and_the_decisions_have_an_index_of_their_own():
+    index, decisions = ROOT / "docs" / "index.md", ROOT / "docs" / "adr" / "README.md"
+    pages = {page for page in (ROOT / "docs").rglob("*.md") if page.parent != decisions.parent}
+    assert {*pages, decisions} - linked_from(index) == {index}
+    assert {*decisions.parent.glob("*.md")} - linked_from(decisions) == {decisions}
 
 
 def constants_of_calls(code):
