@@ -31,7 +31,9 @@ class Server(StubServer):
         self.answer = answer
         self.waiters = Waiters(self, lambda _due: None, lambda _due: None)
         undo = SimpleNamespace(add=lambda _: None)
-        ends = SimpleNamespace(book=SimpleNamespace(runtime=self.runtime), cohorts=None, undo=undo, runtime=self.runtime)
+        ends = SimpleNamespace(
+            book=SimpleNamespace(runtime=self.runtime), cohorts=None, undo=undo, runtime=self.runtime
+        )
         self.core = Core(self, self.waiters, ends, None, "p", lambda _: ("", None), 30.0)
 
     def ensure_subscribed(self, key): ...
