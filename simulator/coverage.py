@@ -88,7 +88,7 @@ class Coverage:
         for grant in session.book.held():
             yield from self._states_of_lease(grant, session)
         for state, claims in (
-            ("releasing", session.core.holding.releasing),
+            ("releasing", len(session.owed) > len(session.undo.jobs) + len(session.leaving.left)),
             ("left", session.leaving.left),
             ("undoing", session.undo.jobs),
         ):

@@ -151,6 +151,7 @@ class Run:
                 ("waiters", session.waiters.registered),
                 ("local queues", session.waiters.queues),
                 ("undos", session.undo.jobs),
+                ("releases", session.owed),
                 ("leases", list(session.book.all())),
             ):
                 if left and not session.core.requests.closed:

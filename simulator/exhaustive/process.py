@@ -285,8 +285,8 @@ class Process:
             tuple(belief for thread, lease in sorted(self.leases.items()) if (belief := self._belief(thread, lease))),
             connection.host.number if connection is not None and pool.subscribed else -1,
             bool(
-                session.book.held() or session.waiters.registered or session.undo.jobs
-                or session.core.holding.releasing or session.core.cohorts.by_key or session.ends.orphans
+                session.book.held() or session.waiters.registered or session.owed
+                or session.core.cohorts.by_key or session.ends.orphans
             ),
             self.broken,
         )  # fmt: skip

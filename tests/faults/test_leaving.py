@@ -39,7 +39,7 @@ def left(mode, locks):
 def settled(mode, locks) -> bool:
     """Whether the client waits for no reply, and undoes nothing."""
     session = mode.session(locks)
-    return not session.leaving.left and not session.undo.jobs
+    return not session.leaving.left and not session.undo.jobs and not session.owed
 
 
 async def in_one_thread(mode, made, blocking, not_blocking):

@@ -30,7 +30,7 @@ class Server(StubServer):
         super().__init__()
         self.answer = answer
         self.waiters = Waiters(self, lambda _due: None, lambda _due: None)
-        undo = SimpleNamespace(add=lambda _: None)
+        undo = SimpleNamespace(add=lambda _: None, owed={})
         ends = SimpleNamespace(
             book=SimpleNamespace(runtime=self.runtime), cohorts=None, undo=undo, runtime=self.runtime
         )

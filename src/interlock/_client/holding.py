@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._client.giving_back import GivingBack
-    from interlock._client.grant import Attempt
     from interlock._client.leaving import Leaving
     from interlock._client.requests import Requests
 
@@ -58,7 +57,7 @@ class Holding:
         self.undo = giving_back.undo
         self.points = giving_back.points
         self.max_ttl = max_ttl  # seconds
-        self.releasing: dict[str, Attempt] = {}  # attempts whose release is in flight, by token
+        self.owed = giving_back.undo.owed
 
     async def release(self, grant: Grant) -> bool:
         """Release the lease. Returns whether this client still held the lease in the server.
@@ -94,14 +93,13 @@ class Holding:
         Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Leaving.leave`.
         """
         hold = grant.hold
-        attempt, is_first = hold.claim, True
+        attempt = hold.claim
         releasing = Question(attempt.resource)
         try:
             with self.runtime.mutex:
                 if grant.end_reason is not None or hold.grant is not grant:  # another thread was first
-                    is_first = False
                     return grant.end_reason == Grant.RELEASED or grant.has_passed
-                self.releasing[attempt.token] = attempt  # first: close() finds it here or among the held
+                self.owed[attempt.token] = attempt  # first: see Owed
                 grant.end_reason = Grant.RELEASED
                 hold.grant = None
             grant.announce_release()
@@ -118,6 +116,7 @@ class Holding:
                 held, again = reply  # a ReleaseReply, not built as one: each release would pay for that
                 was_held |= bool(held)  # the first reply counts: before the next, another client may release
                 if not again:
+                    self.owed.pop(attempt.token, None)
                     # The server stores only the last releaser. If no reply says that the lease was held, and a copy of
                     # this release had no reply, that copy may have released the lease, and another client its own lease
                     # since then. Before the deadline nothing else ended the lease.
@@ -129,8 +128,6 @@ class Holding:
             raise
         finally:
             attempt.in_doubt |= releasing.in_doubt
-            if is_first:
-                self.releasing.pop(attempt.token, None)
             if (people := self.points.people) is not None:
                 people.released(grant, now)
 

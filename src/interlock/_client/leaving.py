@@ -23,7 +23,7 @@ from interlock.primitives.messages import ReleaseReply
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._client.grant import Attempt, Grant
+    from interlock._client.grant import Grant
     from interlock._client.lease_ends import LeaseEnds
     from interlock._client.undo import Undo
     from interlock._protocol.types import Argument, Reply, SentCall, Server
@@ -49,6 +49,7 @@ class Leaving:
         self.server = server
         self.runtime = server.runtime
         self.undo = undo
+        self.owed = undo.owed
         self.ends = ends  # reports a loss
         self.wake_at = wake_at
         self.left: deque[Left] = deque()  # in the order of their releases
@@ -68,10 +69,6 @@ class Leaving:
             await self.settle(now - LOOK_AFTER, now + UNDO_TIMEOUT)
             self.next_look = now + LOOK_AFTER
 
-    def attempts(self) -> list[Attempt]:
-        """All attempts whose release has no reply yet, as far as anybody has looked."""
-        return [each.grant.hold.claim for each in snapshot(self.left)]
-
     def leave(self, grant: Grant, args: Sequence[Argument]) -> bool:
         """Send the release of this lease, and let the worker look at the reply.
 
@@ -84,12 +81,13 @@ class Leaving:
         # Nearly always somebody has read the reply to the release before. So few leases are kept for their replies.
         while (first := self._first()) is not None and _says_ours(first.sent.reply):
             self._forget(first)
+            self.owed.pop(first.grant.token, None)
         self.left.append(Left(grant, grant.lease() if grant.lease is not None else None, sent, now))
         self.wake_at(now + LOOK_AFTER)
         return True
 
     def forget_all(self) -> None:
-        """Look at no reply any more: the client closes, and the reply to its second release is the one that counts."""
+        """Look at no reply any more: the client closes, and the second release of each is the one that counts."""
         self.left.clear()
 
     async def settle(self, sent_before: float, until: float) -> None:
@@ -108,7 +106,9 @@ class Leaving:
                 continue
             answered = None if isinstance(reply, Exception) else ReleaseReply.parse(reply)
             if answered is None or answered.ask_again:
-                self.undo.add(left.grant.hold.claim)  # first: close() finds the attempt here or there
+                self.undo.add(left.grant.hold.claim)
+            else:
+                self.owed.pop(left.grant.token, None)
             if not self._forget(left):
                 continue
             if answered is None:

@@ -21,6 +21,7 @@ from interlock.primitives.messages import ReleaseCall, ReleaseReply
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from interlock._client.owed import Owed
     from interlock._protocol.types import AutoResetEvent, Message, Server
 
 UNDO_TIMEOUT: Final = 1.0  # seconds that one call may take
@@ -30,9 +31,10 @@ UNDO_INTERVAL: Final = 0.25  # seconds between two tries
 class Undo:
     """The attempts of one client that are being undone."""
 
-    def __init__(self, server: Server, wake_at: Callable[[float], None]) -> None:
+    def __init__(self, server: Server, owed: Owed, wake_at: Callable[[float], None]) -> None:
         self.server = server
         self.runtime = server.runtime
+        self.owed = owed
         self.wake_at = wake_at
         # By token: the attempt, until when the undo is repeated, and the events of the callers that wait for the undo.
         self.jobs: dict[str, tuple[Attempt, float, tuple[AutoResetEvent, ...]]] = {}
@@ -46,16 +48,13 @@ class Undo:
         """Undo the attempt in the background. The returned event is set when the undo is done."""
         now, done = self.runtime.now(), self.runtime.event()
         with self.runtime.mutex:
+            self.owed[attempt.token] = attempt
             before = self.jobs.get(attempt.token)
             waiting = before[2] if before is not None else ()
             self.jobs[attempt.token] = (attempt, attempt.lasts_until(now), (*waiting, done))
         self.next_try = now
         self.wake_at(now)
         return done
-
-    def attempts(self) -> list[Attempt]:
-        """All attempts that are not undone yet."""
-        return [attempt for attempt, _, _ in list(self.jobs.values())]
 
     async def tick(self) -> None:
         """Send every undo that is not done yet, if a try is due."""
@@ -78,6 +77,7 @@ class Undo:
                     if self.jobs.get(token) is not job:
                         continue  # added again meanwhile: this reply answers the earlier undo only
                     del self.jobs[token]
+                    self.owed.pop(token, None)
                 for done in waiting:
                     done.set()
 

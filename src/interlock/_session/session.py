@@ -20,6 +20,7 @@ from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant
 from interlock._client.lease_ends import DROPPED, LeaseEnds
 from interlock._client.leaving import Leaving
+from interlock._client.owed import Owed
 from interlock._client.renewal import Renewer
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
@@ -88,7 +89,8 @@ class Session:
             for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
-        self.undo = Undo(server, undo.wake_at)
+        self.owed = Owed()
+        self.undo = Undo(server, self.owed, undo.wake_at)
         self.reports = reports.task = Reports(self.runtime, reports.wake_at)
         self.book = Book(server, ends)
         self.cohorts = Cohorts(self.runtime, self.book, ends.wake_at)
@@ -180,7 +182,7 @@ class Session:
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
         self.core.requests.closed = True
-        orphans = [*self.ends.end_orphans()]
+        self.owed |= {attempt.token: attempt for attempt in self.ends.end_orphans()}
         held, waiting = self.book.held(), list(self.waiters.registered.values())
         for attempt in waiting:
             attempt.in_doubt = True  # one of its requests may be on its way
@@ -192,11 +194,9 @@ class Session:
                 grant.end(Grant.RELEASED)
             if (people := self.ends.points.people) is not None:
                 people.released(grant, self.runtime.now())
-        undone = [*self.undo.attempts(), *orphans, *self.leaving.attempts()]
         self.leaving.forget_all()
         dropped = [attempt for _, attempt in snapshot(self.ends.dropped)]
-        releasing = list(self.core.holding.releasing.values())
-        return [*(grant.hold.claim for grant in held), *dropped, *releasing, *waiting, *undone]
+        return [*(grant.hold.claim for grant in held), *dropped, *waiting, *list(self.owed.values())]
 
     async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
         """Release these attempts, take them out of their queues, and delete the session's entry in the registry.
@@ -240,8 +240,7 @@ class Session:
         if not self.book.held():
             open_sessions.discard(self)
         orphans = [grant.hold.claim for grant, why in snapshot(self.ends.orphans) if why != DROPPED]
-        releasing = list(self.core.holding.releasing.values())
-        left = [*self.undo.attempts(), *orphans, *self.leaving.attempts(), *releasing]
+        left = [*list(self.owed.values()), *orphans]
         for attempt in self.waiters.registered.values():
             attempt.in_doubt = True
             left.append(attempt)
