@@ -27,7 +27,7 @@ DAY: Final = 86_400  # seconds
 
 
 def warn_of_dropped_lease(lease: Any, text: str) -> None:
-    """Warn, in the finalizer of a lease, that nobody released the lease. `Renewal.report_drops` logs the same text."""
+    """Warn, in the finalizer of a lease, that nobody released the lease. `LeaseEnds.end_orphans` logs the same text."""
     warnings.warn(text, ResourceWarning, source=lease, stacklevel=3)
 
 

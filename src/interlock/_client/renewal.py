@@ -198,7 +198,10 @@ def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
         return Resend.APART
     if isinstance(reply, Exception):
         return [Failed(_cause(reply))] * size
-    return RenewReply.parse(reply).states
+    try:
+        return RenewReply.parse(reply).states
+    except (TypeError, IndexError) as error:  # of a script that says what this version does not know
+        return [Failed(_cause(error))] * size
 
 
 def _renew_message(holds: list[Hold], sent: float, drift: float) -> Message:
