@@ -23,6 +23,7 @@ pytest.importorskip("lupa")
 from harness.headers import Header
 from harness.modes import wait_until
 from interlock import aio
+from interlock._client import book as _book
 from interlock._client import cohort as _cohort
 from interlock._client import cohorts as _cohorts
 from interlock._client import core as _core
@@ -217,7 +218,8 @@ def test_a_revocation_reaches_its_holder_within_a_second(subject):
     ids=["nobody asks about young leases", "a push before its grant is forgotten"],
 )
 def test_a_revocation_that_comes_too_late_is_found(monkeypatch, name, value, profile, first):
-    monkeypatch.setattr(_renewal, name, value)
+    for module in (_book, _renewal):
+        monkeypatch.setattr(module, name, value, raising=module is _book)
     caught(8, "semaphore", profile, first=first)
 
 
