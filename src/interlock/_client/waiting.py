@@ -55,14 +55,20 @@ class LocalQueue:
 class Waiters:
     """All waiters of this client."""
 
-    def __init__(self, server: Server, wake_at: Callable[[float], None], wake_ends_at: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        server: Server,
+        wake_at: Callable[[float], None],
+        wake_ends_at: Callable[[float], None],
+        on_tick: Callable[[], None] | None = None,
+    ) -> None:
         self.server = server
         self.runtime = server.runtime
         self.wake_at = wake_at  # wakes the worker that runs tick()
         self.wake_ends_at = wake_ends_at  # wakes the worker of ends, which runs wake_resubscribed()
         self.registered: dict[str, Attempt] = {}  # by token: the attempts that a push can wake
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
-        self.on_tick: Callable[[], None] | None = None  # is called with each round of heartbeats
+        self.on_tick = on_tick  # is called with each round of heartbeats
         self.resubscribed: set[str] = set()  # channels whose waiters the worker of ends has not woken since
         self.pushes = 0  # handovers of which a push has told a waiter
 

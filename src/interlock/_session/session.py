@@ -88,7 +88,7 @@ class Session:
             Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.requests.closed, self.start_workers)
             for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
-        self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at)
+        self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at, self._look_at_waiting)
         self.owed = Owed()
         self.undo = Undo(server, self.owed, undo.wake_at)
         self.reports = reports.task = Reports(self.runtime, reports.wake_at)
@@ -110,7 +110,6 @@ class Session:
             all_books,
             writes=self.writes_registry,
         )
-        self.waiters.on_tick = self.registry.look
         self.deadlocks = DeadlockSearch(self.registry)
         registry.task = Looks(
             self.registry,
@@ -131,6 +130,10 @@ class Session:
             all_waits=all_waits,
             say_more=Timeouts(self.registry, self.deadlocks).say_more,
         )
+
+    def _look_at_waiting(self) -> None:
+        """Tell people what waits. Is called with each round of heartbeats."""
+        self.registry.look()
 
     def _look_at_held(self) -> None:
         """Look what people want to know, and tell them what is held. Is called within a second while anything is."""
