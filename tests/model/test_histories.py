@@ -279,11 +279,13 @@ def test_cancellations_are_accounted_for():
 
 
 def test_a_loss_may_cancel_a_task_in_whose_stead_another_one_leaves():
-    lost = hold("a", p="p0a", s="s", letting=2.1, let=2.2, error="CancelledError")
+    lost = hold("a", p="p0a", s="s", lost=2.0, letting=2.1, let=2.2, error="CancelledError")
+    assert broken(lost, section("s", style="crossed", outcome="CancelledError", cancelling=1)) == ["untold"]
     lost.append({"t": 2.1, "e": "on_lost", "p": "p0a", "h": "a"})
     crossed = section("s", style="crossed", outcome="CancelledError", cancelling=1)
     assert not broken(lost, crossed)
-    assert broken(lost, section("s", outcome="CancelledError", cancelling=1)) == ["cancellation"], "it leaves itself"
+    itself = section("s", outcome="CancelledError", cancelling=1)
+    assert broken(lost, itself) == ["cancellation", "untold"], "it leaves itself"
     assert broken(crossed) == ["cancellation"], "nothing was lost"
     twice = section("s", style="crossed", outcome="CancelledError", cancelling=2)
     assert broken(lost, twice) == ["cancellation"], "a scope cancels its task once"

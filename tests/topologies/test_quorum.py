@@ -15,6 +15,7 @@ from harness.topology import Independents
 from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, Skipped, Unavailable
 from interlock._client import waiting as _waiters
+from interlock._client.lease_ends import LeaseEnds
 from interlock._protocol.run import run
 from interlock._protocol.timing import RETRY_FOR
 from interlock._protocol.types import Disconnected, TokenSpent
@@ -307,6 +308,27 @@ async def test_waiters_are_woken_by_push(mode, servers, monkeypatch):
     assert await lease.release()
     async with await waiting:
         assert machine_time() - started < 15
+
+
+@rule(6)
+async def test_a_release_after_the_deadline_is_not_ours_by_the_word_of_a_minority(mode, servers, monkeypatch):
+    """Found by random histories: one server still had the lease, one was away, and another client had held the lock.
+
+    The process had just stood still, so the worker had not seen that the lease had ended.
+    """
+
+    async def stand_still(_self): ...
+
+    monkeypatch.setattr(LeaseEnds, "tick", stand_still)
+    lease = await quorum(mode, servers).lock("a", ttl=0.5, renew=False).acquire()
+    first, away, late = nodes(servers)
+    ask(late, "PEXPIRE", "lock:a", 60_000)  # it received the grant late, or its clock is slow
+    other = await quorum(mode, servers).lock("a", timeout=10).acquire()
+    assert await other.release() is True
+    assert ask(late, "GET", "lock:a") == lease.token
+    away.kill()
+    assert ask(first, "GET", "lock:a") is None
+    assert await lease.release() is False
 
 
 @rule(7)

@@ -113,7 +113,7 @@ def test_a_split_vote_that_costs_the_token_is_an_answer():
 )
 def test_what_kept_a_caller_out_whose_time_is_over(waited, unanswered, answered, told, says):
     server = Server(None)
-    now = server.time
+    now = server.runtime.time
     attempt = Attempt(RESOURCE, "t", OPTIONS)
     attempt.waits_since, attempt.unanswered_since = now - waited, now - unanswered
     server.core.requests.answered[ONLY_ROUTE.node] = now - answered
@@ -126,20 +126,20 @@ def test_what_kept_a_caller_out_whose_time_is_over(waited, unanswered, answered,
 
 def test_each_request_with_a_reply_is_noted_and_no_other():
     async def answer(server):
-        if server.time > 1000:
+        if server.runtime.time > 1000:
             raise Disconnected("timed out", sent=True, timed_out=True)
         return [GRANTED, 7]
 
     server = Server(answer)
     requests = server.core.requests
-    assert not requests.has_answered(RESOURCE, server.time)
+    assert not requests.has_answered(RESOURCE, server.runtime.time)
     run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), FOREVER))
-    server.time += 1
-    assert requests.has_answered(RESOURCE, server.time)
+    server.runtime.time += 1
+    assert requests.has_answered(RESOURCE, server.runtime.time)
     with pytest.raises(Unavailable):
-        run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), server.time))
-    server.time += 1
-    assert not requests.has_answered(RESOURCE, server.time)
+        run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), server.runtime.time))
+    server.runtime.time += 1
+    assert not requests.has_answered(RESOURCE, server.runtime.time)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,9 @@ class Holding:
             while True:
                 reply, _ = await self.requests.ask(releasing, args, until)
                 held, again = reply  # a ReleaseReply, not built as one: each release would pay for that
-                was_held |= bool(held)  # the first reply counts: before the next, another client may release
+                # The first reply counts: before the next, another client may release. After the deadline, no reply of a
+                # quorum counts: a server that is away may have been one of those that granted the lock to another.
+                was_held |= bool(held) and (now < hold.deadline or not self.server.is_quorum)
                 if not again:
                     self.owed.pop(attempt.token, None)
                     # The server stores only the last releaser. If no reply says that the lease was held, and a copy of
