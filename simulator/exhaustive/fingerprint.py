@@ -40,12 +40,13 @@ PASSED_OVER: Final = {
     "LeaseEnds": {"runtime", "reports", "points", "wake_renewer_at", "on_tick"},
     "Leaving": {"server", "runtime", "wake_at"},
     "Renewer": {"server", "runtime", "points", "ask"},
+    "Requests": {"server", "runtime", "answered"},
     "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},
     "Session": {"registry", "deadlocks", "exit_connection"},
     "Undo": {"server", "runtime", "wake_at"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
     "Cohorts": {"runtime", "book", "wake_at", "pass_on"},
-    "Worker": {"runtime", "name", "is_closed", "start_others", "task"},
+    "Worker": {"runtime", "name", "is_closed", "start_others", "task", "called_for"},
     "_OneServer": {"address", "display_url", "retry_for", "can_fail_over", "runtime", "primacy"},
 }  # fmt: skip
 _fields: dict[type, tuple[str, ...]] = {}

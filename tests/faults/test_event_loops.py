@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import sys
 import threading
+import time
 
 import pytest
 
@@ -17,7 +18,7 @@ import interlock
 import interlock.aio
 from harness.modes import outcome, queued, until
 from harness.proxy import Proxy
-from interlock import LockError
+from interlock import LeaseLost, LockError
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -41,6 +42,33 @@ async def test_leases_are_renewed_after_a_program_cancelled_all_tasks_of_the_loo
         clean.delete("lock:b")
         await until(second.lost.is_set)
         assert await first.release()
+
+
+STOOD_STILL = r"its ttl passed without a renewal, since this process \(or its event loop\) stood still for \d"
+
+
+@rule(6)
+@pytest.mark.parametrize("warm", [True, False], ids=["workers run", "workers have not begun"])
+@pytest.mark.parametrize("asks", ["ensure", "extend", "leave", "await"])
+async def test_a_lease_that_a_standstill_of_the_loop_has_cost_says_so(server, clean, asks, warm):
+    """The body blocked the loop, and read only that the ttl had passed, as if the server had been away."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        if warm:
+            lease = await locks.lock("w", ttl=0.5).acquire()
+            deadline = lease._grant.hold.deadline
+            await until(lambda: lease._grant.hold.deadline > deadline)
+            await lease.release()
+        with pytest.raises(LeaseLost, match=STOOD_STILL) as caught:
+            async with locks.lock("a", ttl=0.5) as lease:
+                time.sleep(0.7)
+                if asks == "ensure":
+                    lease.ensure()
+                elif asks == "extend":
+                    await lease.extend(0.5)
+                elif asks == "await":
+                    await asyncio.sleep(60)
+        seconds = float(str(caught.value).partition("still for ")[2].split()[0])
+        assert seconds >= 0.5  # less than it was, and by no more than the worker may sleep
 
 
 @rule(8)

@@ -136,7 +136,11 @@ async def test_a_holder_that_was_stopped_for_longer_than_its_ttl_knows_of_the_lo
         holder.signal(signal.SIGCONT)
         # The answer to the very first question after it woke up is right, whatever its timers did.
         assert await holder.do("state", "a") == "lost"
-        assert (await holder.do("ensure", "a"))["error"] == "LeaseLost"
+        lost = await holder.do("ensure", "a")
+        assert lost["error"] == "LeaseLost"
+        assert (
+            "its ttl passed without a renewal, since this process (or its event loop) stood still for" in lost["text"]
+        )
         assert await holder.do("release", "a") is False
         assert lease.fence > old["fence"]
         lease.ensure()

@@ -11,7 +11,7 @@ import contextlib
 import pytest
 
 from harness.modes import until
-from interlock import LeaseState
+from interlock import LeaseLost, LeaseState
 from interlock._protocol.types import Disconnected
 
 rule = pytest.mark.rule
@@ -100,3 +100,15 @@ async def test_a_worker_that_could_not_start_starts_the_next_time(mode, clean):
     lease.ensure()
     await lease.release()
     await until(lambda: not clean.exists("lock:a"))
+
+
+@rule(6)
+async def test_a_lease_that_a_silent_server_has_cost_blames_no_standstill(mode, clean, proxy):
+    lease = await mode.interlock(proxy.url).lock("a", ttl=2).acquire()
+    proxy.hold = True
+    await until(lambda: lease.state is LeaseState.JEOPARDY and lease._grant.hold.renewal_failing)
+    await until(lease.lost.is_set)
+    proxy.hold = False
+    with pytest.raises(LeaseLost) as caught:
+        lease.ensure()
+    assert "its ttl passed without a renewal. Stop writing" in str(caught.value)

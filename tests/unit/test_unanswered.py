@@ -125,8 +125,8 @@ def test_what_kept_a_caller_out_whose_time_is_over(waited, unanswered, answered,
 
 
 def test_each_request_with_a_reply_is_noted_and_no_other():
-    async def answer(server):
-        if server.runtime.time > 1000:
+    async def answer(clock):
+        if clock.time > 1000:
             raise Disconnected("timed out", sent=True, timed_out=True)
         return [GRANTED, 7]
 

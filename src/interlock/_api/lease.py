@@ -209,7 +209,7 @@ class LeaseCore(WatchedCore):
 
     def _ensure(self) -> None:
         if why := self._grant.reason_ended(self._core.runtime.now()):
-            raise self._grant.error(why)
+            raise self._grant.error(self._core.ends.why_lost(self._grant, why))
 
     async def _release(self) -> bool:
         if self._leaves_inner():

@@ -241,6 +241,7 @@ class Grant:
     """What one caller has of a hold, for its section: until when the caller may rely on it, and why it ended."""
 
     RELEASED: ClassVar[str] = "it was released"
+    EXPIRED: ClassVar[str] = "its ttl passed without a renewal"
     FORKED: ClassVar[str] = "it belongs to the parent process, and a child holds nothing after a fork"
 
     hold: Hold
@@ -291,7 +292,7 @@ class Grant:
             return None
         if hold.deadline == hold.max_hold_until:
             return "its max_hold is over"
-        return "its ttl passed without a renewal" if hold.renews else "its ttl passed"
+        return self.EXPIRED if hold.renews else "its ttl passed"
 
     def end(self, why: str) -> None:
         """Note why it ended, unless it had ended before; and that its hold has ended with it, unless that has passed.

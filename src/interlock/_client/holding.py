@@ -153,6 +153,7 @@ class Holding:
             if why == Grant.RELEASED:
                 return
             if why is not None:
+                why = self.ends.why_lost(grant, why)
                 self.ends.lose(grant, why)
                 await self.release(grant)
             elif self._passes_on(grant, now) or await self._release_held(grant, now, waits=must_wait(grant, now)):
@@ -193,6 +194,7 @@ class Holding:
             why = state.cause.decode()
             raise Unavailable(f"{grant.resource} was not extended, and lasts as before: {why}. Try again")
         if ended := grant.reason_ended(self.runtime.now()):
+            ended = self.ends.why_lost(grant, ended)
             self.ends.lose(grant, ended)
             raise grant.error(ended)
         hold.extend_deadline(sent, ttl, self.server.drift)
@@ -242,7 +244,7 @@ class Holding:
         self._count_unanswered(hold, 1)  # first: from here on no other thread passes the lease on
         if why := grant.reason_ended(self.runtime.now()):
             self._count_unanswered(hold, -1)  # nothing was sent, and the lease may belong to another section
-            raise grant.error(why)
+            raise grant.error(self.ends.why_lost(grant, why))
 
     def _count_unanswered(self, hold: Hold, by: int) -> None:
         """Count the requests about this lease that have no reply yet, of any number of threads."""

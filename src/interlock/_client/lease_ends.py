@@ -20,7 +20,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.book import next_due
-from interlock._client.error_texts import ENDED_BEFORE_RELEASE
+from interlock._client.error_texts import ENDED_BEFORE_RELEASE, seconds_text
 from interlock._client.grant import Grant, Hold
 from interlock._client.people import Points
 from interlock._client.places import line_of
@@ -77,7 +77,7 @@ class LeaseEnds:
 
     def lose(self, grant: Grant, why: str) -> None:
         """Mark the lease of this grant as lost, and report the loss once. Does nothing if it has passed on."""
-        hold = grant.hold
+        hold, why = grant.hold, self.why_lost(grant, why)
         with self.runtime.mutex:  # a reply may arrive at the moment of the deadline
             if grant.has_passed:
                 return
@@ -92,6 +92,16 @@ class LeaseEnds:
         self._notify(grant, lease)
         if not had_ended:  # after the holder has learned of it
             self._report_lost(grant, why, str(grant.error(why)))
+
+    def why_lost(self, grant: Grant, why: str) -> str:
+        """This reason, and for how long the process stood still, if no renewal was sent because of that.
+
+        It did so if the worker of ends was to run before the last third of the ttl, and has not run until its end.
+        """
+        hold, now, since = grant.hold, self.runtime.now(), self.book.worker.late_since
+        if why != Grant.EXPIRED or hold.renewal_failing or not since + hold.ttl / 3 <= hold.deadline <= now:
+            return why
+        return f"{why}, since this process (or its event loop) stood still for {seconds_text(now - since)}"
 
     def lose_hold(self, hold: Hold, why: str) -> None:
         """Mark this lease as lost, whichever grant it carries."""

@@ -33,6 +33,7 @@ class Worker:
         self.task: PeriodicTask
         self.wakeup: AutoResetEvent = runtime.event()
         self.asleep_until = FOREVER
+        self.called_for = FOREVER  # when the loop was to be awake, by the calls of `wake_at` since it last was
         self.started = False  # a loop is starting or running: start no other
         self.running = False
 
@@ -51,12 +52,18 @@ class Worker:
                             self.started = False
                             raise
                 self.start_others()
+            self.called_for = min(self.called_for, due)
             self.wakeup.set()
+
+    @property
+    def late_since(self) -> float:
+        """When the loop was to be awake, if that is over: it has not run since then. Only for messages."""
+        return min(self.asleep_until, self.called_for)
 
     def _on_ended(self) -> None:
         """Note that the loop ended, or was cancelled with all tasks. The next `wake_at` starts a new loop."""
         if not self.running:
-            self.started, self.asleep_until = False, FOREVER
+            self.started, self.asleep_until, self.called_for = False, FOREVER, FOREVER
 
     async def run(self) -> None:
         """Run the task whenever the task is due, until the session is closed. A second loop ends at once."""
@@ -72,7 +79,7 @@ class Worker:
     async def _run(self) -> None:
         while not self.is_closed():
             try:
-                self.asleep_until = FOREVER  # awake: each call of `wake_at` now sets the event
+                self.asleep_until = self.called_for = FOREVER  # awake: each call of `wake_at` now sets the event
                 self.asleep_until = due = self.task.due()
                 await self.wakeup.wait(due)
                 await self.task.tick()
