@@ -300,8 +300,8 @@ class Core:
     def _blocking(self, attempt: Attempt, now: float) -> Queued | None:
         """What kept a caller out whose time is over without an answer; None if nobody knows, or if it is long ago.
 
-        Either the server said just before that another holder has the resource. Or other callers of the process were
-        before this one for most of its time, and the server has just answered one of them: see ADR 43.
+        Either the server said just before why the caller has to wait. Or other callers of the process were before this
+        one for most of its time, and the server has just answered this client: see ADR 43.
         """
         if not last_answer_counts(attempt, now):
             return None

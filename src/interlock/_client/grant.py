@@ -130,7 +130,7 @@ class Attempt(Question):
     is_queued: bool = False  # the attempt stands in the queue
     was_granted: bool = False  # also if the grant expired on its way
     expired_grants: int = 0  # grants that expired on their way
-    last_queued: Queued | None = None  # the last reply that another holder has the resource
+    last_queued: Queued | None = None  # the last reply that the caller has to wait
     look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
     proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
     has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine

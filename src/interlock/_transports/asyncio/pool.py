@@ -200,8 +200,7 @@ class AsyncioPool:
                 redis_connection = await asyncio.to_thread(make, FOREVER)
             else:
                 redis_connection = make(FOREVER)
-            if self.address.kind == "tls":
-                redis_connection.redis_connect_func = _set_up_or_abort
+            redis_connection.redis_connect_func = _set_up_or_abort
             await redis_connection.connect()
         except BaseException as error:  # of any kind: a credential provider's, a cancellation, an interrupt
             if redis_connection is not None:
@@ -291,10 +290,20 @@ _parents: list[object] = []
 
 
 async def _set_up_or_abort(redis_connection: Any) -> None:
-    """Run redis-py's setup after the TLS handshake; abort if it fails: a TLS goodbye would wait for a silent peer."""
-    transport = redis_connection._writer.transport
+    """Run redis-py's setup of an open connection; abort if it fails: a TLS goodbye would wait for a silent peer.
+
+    asyncio keeps the error of a reset connection in a future of its own, which nobody awaits here. Whether asyncio logs
+    that as "Future exception was never retrieved" depends on the order in which the garbage collector meets objects.
+    """
+    writer = redis_connection._writer
     try:
         await redis_connection.on_connect()
     except BaseException:
-        transport.abort()
+        writer.transport.abort()
+        writer._protocol._get_close_waiter(writer).add_done_callback(_mark_as_read)
         raise
+
+
+def _mark_as_read(closed: asyncio.Future[None]) -> None:
+    if not closed.cancelled():
+        closed.exception()
