@@ -143,7 +143,7 @@ BASE = "valkey-9.1"
 BASE_CELLS = [Cell(BASE, "unix", mode) for mode in MODES]
 QUORUM_CELLS = [Cell(BASE, "quorum", mode) for mode in MODES]
 
-# The words with which a test module may ask for servers in runs_on(...), and the cells that it gets.
+# What a test module may say in runs_on(...), and the cells in which its tests then run.
 CELLS = {
     "its own servers": BASE_CELLS,  # in both modes; the base server runs, too, since `mode` wants one
     BASE: BASE_CELLS,

@@ -33,9 +33,9 @@ from interlock.primitives.messages import Queued
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt, Grant, Hold
 
-RESERVED: Final = 64  # fences that one request reserves, and so the sections between two questions to the server
+RESERVED: Final = 64  # fences that one request reserves: after so many sections the client asks the server again
 BUDGET: Final = 0.010  # seconds for which a hold still passes on once the server has said that others wait
-RESERVED_FOR: Final = 0.1  # seconds for which the next fences may be used, from the request that reserved them
+RESERVED_FOR: Final = 0.1  # seconds: if the last answer is older, the client asks before the next section begins
 OTHERS_WAIT: Final = Queued(b"", 0, is_head=False)
 NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: such a cohort makes no dict of its own
 

@@ -331,7 +331,7 @@ class Grant:
 
 
 def last_answer_counts(attempt: Attempt, now: float) -> bool:
-    """Whether the last reply about this attempt still counts: no request has been unanswered for long."""
+    """Whether the last reply about this attempt still counts: no later request has waited for its own for too long."""
     return now - attempt.unanswered_since < ANSWER_COUNTS_FOR
 
 
