@@ -265,7 +265,7 @@ async def test_errors_name_the_lock(mode):
     await mode.keep(locks.lock("a").acquire())
     for waiting in (
         locks.multi(locks.lock("a"), locks.lock("b")).acquire(0.1), locks.multi(locks.lock("a")).acquire(0),
-        locks.latch("a, b", 1).wait(0.1), locks.lock("a").acquire(0), locks.semaphore("a", 2).acquire(0),
+        locks.latch("a, b", 1).wait(0.1), locks.lock("a").acquire(0), locks.semaphore("a", 2).acquire(timeout=0),
     ):  # fmt: skip
         error = await outcome(waiting)
         assert error.name in {"a", "a, b"}, error

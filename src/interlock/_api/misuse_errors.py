@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 from interlock._protocol.names import has_address
 from interlock.errors import ConfigError, NotHeld
 
+from .misuse_warnings import warn_of_missing_f
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -147,13 +149,16 @@ def making(method: F) -> F:
         try:
             if isinstance(name, str) and has_address(name):
                 raise ConfigError(_ADDRESS_ADVICE)
-            return method(*args, **kwargs)
+            made = method(*args, **kwargs)
         except TypeError as error:
             if _is_of_this_call(error):
                 raise advised(error) from None
             raise
         except ConfigError as error:
             raise named(error, f"{method.__name__}({name!r})", name) from error.__cause__
+        if isinstance(name, str) and "{" in name and not made._name_may_be_format:
+            warn_of_missing_f(made._primitive, name)
+        return made
 
     return cast("F", make)
 

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import time
 import warnings
 from datetime import UTC, datetime
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client.places import calling_place, line_of
+from interlock._client.places import NOT_THE_USERS, calling_place, line_of
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from interlock._protocol.types import Resource
 
+_NO_VARIABLE: Final = object  # a class, of which nothing warns
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
 _TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
 DAY: Final = 86_400  # seconds
@@ -29,6 +34,68 @@ DAY: Final = 86_400  # seconds
 def warn_of_dropped_lease(lease: Any, text: str) -> None:
     """Warn, in the finalizer of a lease, that nobody released the lease. `LeaseEnds.end_orphans` logs the same text."""
     warnings.warn(text, ResourceWarning, source=lease, stacklevel=3)
+
+
+_warned_lines: set[tuple[str, str]] = set()  # which warning, and the line of the user's code
+
+
+def _is_first_at(warning: str, line: str) -> bool:
+    """Whether this warning has not been given for this line yet: from now on it has."""
+    if (warning, line) in _warned_lines:
+        return False
+    _warned_lines.add((warning, line))
+    return True
+
+
+_FIELD: Final = re.compile(r"\{([^\W\d]\w*)[^{}]*\}")  # as in an f-string: a variable, and what may follow
+
+
+def warn_of_missing_f(subject: Resource, text: str) -> None:
+    """Log, once a line, that a name has a variable of its caller in braces: `lock("cart:{user}")` without the `f`.
+
+    All callers would share that lock. A hash tag of a cluster looks the same, and so this warns of a tag only if it is
+    the name of a variable there, whose value is no module, class or function, and does not stand in the name as well.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
+        frame = frame.f_back
+    if frame is None:
+        return
+    for field in _FIELD.finditer(text):
+        value = frame.f_locals.get(field[1], frame.f_globals.get(field[1], _NO_VARIABLE))
+        if callable(value) or isinstance(value, ModuleType):
+            continue
+        if re.search(rf"(?<!\w){re.escape(str(value))}(?!\w)", text.replace(field[0], "")):
+            continue
+        line = line_of((frame.f_code, frame.f_lasti))
+        if _is_first_at("f", line):
+            log.warning(
+                "%s: %s stands in the text as it is, at %s, where %r is a variable: so all calls share one name. Write "
+                'f"%s"; or, if it is meant as the hash tag of a cluster, give the tag another name than the variable',
+                subject,
+                field[0],
+                line,
+                field[1],
+                text,
+                extra=lock_fields(subject),
+            )
+
+
+def warn_of_none(subject: object, what: str, field: str, text: str, called: str) -> None:
+    """Log, once a line, that a field of a format is None in a call: all such calls share one name or key."""
+    line = line_of(calling_place())
+    if _is_first_at("None", line):
+        log.warning(
+            "%s: %r is None in a call of %s at %s, so %s is %r, as in each such call: they share one lock. Give a "
+            "value, or refuse None before the call; a function in place of the format may make another name of None",
+            subject,
+            field,
+            called,
+            line,
+            what,
+            text,
+            extra={"lock": text, "kind": "lock", "fence": None, "token": None},
+        )
 
 
 _has_warned_of_loop = threading.Event()  # once a process

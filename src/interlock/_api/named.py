@@ -32,6 +32,8 @@ class NamedCore(Face, Generic[StateT]):
         "Lock or AsyncLock of interlock.compat.redis_py"
     )
     _instead_of_pickling = "send its name, and make it in each process with the Interlock of that process"
+    _name_may_be_format: ClassVar[bool] = False
+    """Whether braces in its name are fields, if it decorates a function."""
     _state_of: Callable[[str, Any], StateT]
     """Makes a state of the name and the server's reply."""
 

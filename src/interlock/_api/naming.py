@@ -18,6 +18,7 @@ from interlock._protocol.names import CUT_BYTES, MAX_NAME_BYTES, shortened
 from interlock.errors import ConfigError
 
 from .functions import name_of
+from .misuse_warnings import warn_of_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -111,7 +112,10 @@ class Naming:
     def _formatted(self, values: Mapping[str, Any]) -> str:
         template = str(self.source)
         try:
-            text = _Formatter(self, None).vformat(template, (), values)
+            formatter = _Formatter(self, None)
+            text = formatter.vformat(template, (), values)
+            if formatter.none is not None:
+                warn_of_none(self.subject, self.what, formatter.none, text, self._caller)
             if len(text.encode(errors="replace")) > self.most:
                 text = _Formatter(self, self._budget).vformat(template, (), values)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -162,6 +166,14 @@ class _Formatter(string.Formatter):
         self._naming = naming
         self._most = most
         self._encode = naming.what == "the name"  # a key may have any character
+        self.none: str | None = None
+        """The last field whose value is None."""
+
+    def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
+        value, first = super().get_field(field_name, args, kwargs)
+        if value is None:
+            self.none = field_name
+        return value, first
 
     def get_value(self, key: int | str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if key not in kwargs:

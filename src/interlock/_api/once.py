@@ -11,6 +11,7 @@ from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, S
 from .functions import checked_function, checked_work
 from .lock import LockableCore
 from .misuse_errors import ONCE_HINTS, NoWith, made_by_interlock
+from .misuse_warnings import warn_of_missing_f
 from .options import LeaseT
 from .run_names import NAMED, RunNames, RunSource
 from .section import Section
@@ -30,6 +31,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
     __slots__ = ("_limits", "_source")
     _init_advice = "An Interlock makes it, as in Interlock(url).once(name, at_most=60)"
     _hints = ONCE_HINTS
+    _name_may_be_format = True
     _instead_of_with = "it runs a function, by run(work) or as a decorator"
     _state_of = staticmethod(script.parse_state)
 
@@ -58,6 +60,9 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
 
     async def _run(self, work: Callable[[LeaseT], Any]) -> Ran[Any] | Skipped:
         checked_work(self._primitive, work)
+        for text in (self._source.name, self._source.key):
+            if isinstance(text, str) and "{" in text:
+                warn_of_missing_f(self._primitive, text)
         return await self._now()._run_named(work)
 
     async def _run_named(self, work: Callable[[LeaseT], Any]) -> Ran[Any] | Skipped:
