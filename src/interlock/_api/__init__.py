@@ -7,5 +7,6 @@ functions      what a decorator takes;  naming, run_names: names and keys of cal
 threads        what only threads have;  asyncio: what only tasks have;  face: what all public classes share
 misuse_errors  errors for a wrong call, with the way out;  misuse_warnings: what may be meant, and is logged
 inside         which leases each thread or task is inside of
+live           how many Interlocks there are
 own_keys       which keys a user's command must not write
 """

@@ -28,7 +28,7 @@ from interlock.primitives.kinds import KINDS
 from interlock.primitives.messages import InspectCall
 from interlock.primitives.once import Skipped
 
-from . import inside
+from . import inside, live
 from .face import Face
 from .functions import name_of
 from .lease import LeaseState
@@ -105,6 +105,7 @@ class InterlockCore(Face):
         self._histories = Histories(self.max_ttl if quarantine else None)
         self._closed = False
         self._held_by_caller = HeldByCaller()
+        live.look(self._address.display_url)
         self._start()
 
     @classmethod
@@ -256,6 +257,7 @@ class InterlockCore(Face):
             frames_to_user,
             registry=self.registry,
         )
+        live.note(session, self._histories)
         return session
 
     def _last_session(self) -> Session | None:

@@ -36,7 +36,7 @@ def warn_of_dropped_lease(lease: Any, text: str) -> None:
     warnings.warn(text, ResourceWarning, source=lease, stacklevel=3)
 
 
-_warned_lines: set[tuple[str, str]] = set()  # which warning, and the line of the user's code
+_warned_lines: set[tuple[str, str]] = set()  # which warning, and the line of the user's code, or the server
 
 
 def _is_first_at(warning: str, line: str) -> bool:
@@ -95,6 +95,20 @@ def warn_of_none(subject: object, what: str, field: str, text: str, called: str)
             what,
             text,
             extra={"lock": text, "kind": "lock", "fence": None, "token": None},
+        )
+
+
+def warn_of_many_interlocks(url: str, number: int) -> None:
+    """Log, once for each server, that this many Interlocks of this process use it."""
+    if _is_first_at("many", url):
+        log.warning(
+            "%d Interlocks of this process use %s and were not closed; the last was made at %s. Each has connections, "
+            "and up to seven threads, until it is closed. Make one for the program, which all threads and tasks share; "
+            "or hold it in a `with`, whose end closes it",
+            number,
+            url,
+            line_of(calling_place()),
+            extra={"lock": None, "kind": None, "fence": None, "token": None},
         )
 
 
