@@ -13,7 +13,9 @@ import logging
 import math
 import pathlib
 import pickle
+import time
 import traceback
+import types
 import uuid
 
 import pytest
@@ -722,6 +724,26 @@ class Today(dt.datetime):
         return TODAY if tz is None else TODAY.astimezone(tz)
 
 
+async def call(function):
+    """Call a decorated function of a closed Interlock, of either mode."""
+    with contextlib.suppress(ConfigError):
+        result = await asyncio.to_thread(function)
+        if inspect.isawaitable(result):
+            await result
+
+
+class Tomorrow(Today):
+    """The same, a day later."""
+
+    @classmethod
+    def now(cls, tz=None):
+        return Today.now(tz) + dt.timedelta(days=1)
+
+
+def warnings_of_frozen_texts(caplog) -> list[str]:
+    return [said for record in caplog.records if "the decorator of" in (said := record.getMessage())]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -731,18 +753,43 @@ class Today(dt.datetime):
     ids=["date", "moment", "compact", "German", "month", "week", "seconds", "fraction"],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MAKERS)
-def test_a_key_of_this_moment_is_warned_about_since_a_decorator_freezes_it(mode, text, caplog, monkeypatch):
+async def test_a_key_of_the_moment_of_the_decorator_is_warned_about_in_a_program_that_stays(
+    mode, text, caplog, monkeypatch
+):
+    monkeypatch.setattr(misuse_warnings, "datetime", Today)
+    clock = types.SimpleNamespace(time=time.time)
+    monkeypatch.setattr(misuse_warnings, "time", clock)
+    locks = MAKERS[mode](NOWHERE)
+    functions = [
+        make(job(locks)) for make in (locks.once("a", key=text, at_most=60), locks.once(f"a:{text}", at_most=60))
+    ]
+    await (asyncio.to_thread(locks.close) if is_for_threads(locks) else locks.close())
+    for function in functions:  # a program that runs once and ends
+        await call(function)
+    assert not warnings_of_frozen_texts(caplog)
+    clock.time = lambda: time.time() + 3700
+    for function in functions:
+        caplog.clear()
+        for _ in range(2):
+            await call(function)
+        (said,) = warnings_of_frozen_texts(caplog)
+        assert "once 'a" in said
+        assert text in said
+        assert f"{job(locks).__name__}()" in said
+        assert "key=lambda: str(date.today())" in said
+
+
+@pytest.mark.parametrize("mode", MAKERS)
+async def test_a_key_of_today_is_warned_about_tomorrow(mode, caplog, monkeypatch):
     monkeypatch.setattr(misuse_warnings, "datetime", Today)
     locks = MAKERS[mode](NOWHERE)
-    for make in (lambda: locks.once("a", key=text, at_most=60), lambda: locks.once(f"a:{text}", at_most=60)):
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "interlock"):
-            make()(job(locks))
-        (record,) = caplog.records
-        assert "once 'a" in record.getMessage()
-        assert text in record.getMessage()
-        assert f"{job(locks).__name__}()" in record.getMessage()
-        assert "key=lambda: str(date.today())" in record.getMessage()
+    function = locks.once("a", key=str(TODAY.date()), at_most=60)(job(locks))
+    await (asyncio.to_thread(locks.close) if is_for_threads(locks) else locks.close())
+    await call(function)
+    assert not warnings_of_frozen_texts(caplog)
+    monkeypatch.setattr(misuse_warnings, "datetime", Tomorrow)
+    await call(function)
+    assert len(warnings_of_frozen_texts(caplog)) == 1
 
 
 @pytest.mark.parametrize(

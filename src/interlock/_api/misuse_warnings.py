@@ -29,6 +29,7 @@ _NO_VARIABLE: Final = object  # a class, of which nothing warns
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
 _TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
 DAY: Final = 86_400  # seconds
+STALE_AFTER: Final = 3600.0  # seconds after which a program that a decorator began in is one that stays
 
 
 def warn_of_dropped_lease(lease: Any, text: str) -> None:
@@ -134,25 +135,34 @@ def warn_of_work_after_release(subject: Resource, text: str) -> None:
     log.warning("%s", text, extra=lock_fields(subject))
 
 
-def warn_of_frozen(subject: Resource, what: str, text: str, called: str) -> None:
-    """Log that this name or key, made once when the decorator of `called` ran, has the date or time of now in it.
+class FrozenText:
+    """A name or key, made once when the decorator of `called` ran, that has the date or time of that moment.
 
     `@locks.once("nightly", key=str(date.today()), ...)` runs on the day on which the program starts, and is skipped on
-    all later days. A text that is meant to stay, such as the version of a migration, looks the same. So what looks like
-    this very moment is only warned about: an error would depend on the day on which somebody starts a program.
+    all later days. In a program that cron starts each night, and that ends, it is right. So each call looks: a call on
+    another day, or an hour after the decorator ran, is one of a program that stays.
     """
-    if not _is_of_now(text):
-        return
-    log.warning(
-        "%s: %s %r has the date or time of now, and was made once, when the decorator of %s ran. So it stays the same "
-        "until the program starts again, and later runs are skipped. To make one for each call, give a function: "
-        "key=lambda: str(date.today()). If it is meant to stay, ignore this warning",
-        subject,
-        what,
-        text,
-        called,
-        extra=lock_fields(subject),
-    )
+
+    def __init__(self, subject: Resource, what: str, text: str, called: str) -> None:
+        self._words = subject, what, text, called
+        self._made, self._is_quiet = time.time(), not _is_of_now(text)
+
+    def warn_if_stale(self) -> None:
+        """Log, once, that the text stays the same while the program runs on."""
+        subject, what, text, called = self._words
+        if self._is_quiet or (abs(time.time() - self._made) < STALE_AFTER and _is_of_now(text)):
+            return
+        self._is_quiet = True
+        log.warning(
+            "%s: %s %r has the date or time at which the decorator of %s ran, and this program runs on. The text stays "
+            "the same until the program starts again, and later runs are skipped. To make one for each call, give a "
+            "function: key=lambda: str(date.today()). If it is meant to stay, ignore this warning",
+            subject,
+            what,
+            text,
+            called,
+            extra=lock_fields(subject),
+        )
 
 
 def _is_of_now(text: str) -> bool:

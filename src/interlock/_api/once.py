@@ -94,9 +94,12 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         """The function, of which each call runs once, or is skipped."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         names = RunNames(self._primitive, self._source, self._interlock.prefix, function)
-        names.warn_of_frozen(function)
+        frozen = names.frozen(function)
 
         async def once(*args: Any, **kwargs: Any) -> Any:
+            for text in frozen:
+                text.warn_if_stale()
+
             @functools.wraps(function)
             def work(_: LeaseT) -> Any:
                 return function(*args, **kwargs)

@@ -10,7 +10,7 @@ from interlock.errors import ConfigError
 from interlock.primitives.once import once_resource
 
 from .functions import name_of
-from .misuse_warnings import warn_of_frozen
+from .misuse_warnings import FrozenText
 from .naming import Arguments, Naming, example_of
 
 if TYPE_CHECKING:
@@ -64,14 +64,14 @@ class RunNames:
         self._name = Naming(subject, "the name", name, arguments, most) if makes_name else None
         self._key = Naming(subject, "the key", key, arguments, MAX_KEY_BYTES) if makes_key else None
 
-    def warn_of_frozen(self, function: object) -> None:
-        """Warn of a name or key that all calls share, though it has the date or time of now."""
-        for what, text, naming in (
-            ("the name", self._source.name, self._name),
-            ("the key", self._source.key, self._key),
-        ):
-            if naming is None and isinstance(text, str):
-                warn_of_frozen(self._subject, what, text, name_of(function))
+    def frozen(self, function: object) -> list[FrozenText]:
+        """The name and the key, unless each call makes them: all calls share these."""
+        given = (("the name", self._source.name, self._name), ("the key", self._source.key, self._key))
+        return [
+            FrozenText(self._subject, what, text, name_of(function))
+            for what, text, naming in given
+            if naming is None and isinstance(text, str)
+        ]
 
     def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Resource:
         """The resource for this call. Raises ConfigError, or TypeError as the call itself would."""
