@@ -640,3 +640,61 @@ async def test_run_ends_with_any_two_reasons_at_once(server, clean, first):
         await asyncio.gather(*(play(locks, number, *way) for number, way in enumerate(ways)))
         assert not wrong, "\n".join(map(str, wrong))
         await until(lambda: not held(clean))
+
+
+async def fails():
+    raise ValueError
+
+
+async def handles_a_failure_of_its_task_group():
+    """Before Python 3.13 the task counts a cancellation after that for ever, since its TaskGroup takes none back."""
+    with contextlib.suppress(BaseExceptionGroup):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails())
+            tasks.create_task(asyncio.sleep(0.05))
+
+
+@pytest.mark.asyncio_only
+async def test_a_handled_failure_of_a_task_group_hides_no_loss_and_no_stop(mode):
+    locks = mode.interlock()
+    with pytest.raises(LeaseLost):
+        async with locks.lock("a", ttl=0.5, renew=False):
+            await handles_a_failure_of_its_task_group()
+            await asyncio.sleep(30)
+    stop, terms = asyncio.Event(), []
+
+    async def lead(lease):
+        await handles_a_failure_of_its_task_group()
+        terms.append(lease.term)
+        if len(terms) == 1:
+            assert await mode.interlock().election("b").revoke("for the test", force=True)
+        else:
+            stop.set()
+        await asyncio.sleep(30)
+
+    assert await locks.election("b", ttl=2).run(lead, stop=stop) is None
+    assert len(terms) == 2, "the loss did not let it campaign again"
+
+
+@pytest.mark.asyncio_only
+@pytest.mark.parametrize("cleans_up", [True, False], ids=["during its cleanup", "at the same moment"])
+async def test_a_cancellation_by_others_stays_one_after_a_handled_failure(mode, cleans_up):
+    locks, stop, is_leading = mode.interlock(), asyncio.Event(), asyncio.Event()
+
+    async def lead(_):
+        await handles_a_failure_of_its_task_group()
+        is_leading.set()
+        try:
+            await asyncio.sleep(30)
+        finally:
+            if cleans_up:
+                stop.set()
+                await asyncio.sleep(30)
+
+    running = asyncio.create_task(locks.election("b").run(lead, stop=stop))
+    await is_leading.wait()
+    running.cancel()
+    if not cleans_up:
+        stop.set()
+    with pytest.raises(asyncio.CancelledError):
+        await running

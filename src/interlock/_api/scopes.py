@@ -11,13 +11,17 @@ Rules.
 (c) A body that ended before our cancellation was delivered must not leave it to the next await of its task.
 (d) Another task may leave the scope in the stead of its task. It takes back what was delivered, and only that: what is
     on its way will be raised in the task of the scope.
+(e) Before Python 3.13 a TaskGroup whose last task fails late takes no cancellation back: the count stays too high for
+    ever, though the task goes on. A scope notes the count when it cancels. If the CancelledError says that it is that
+    of the scope, and it interrupted no other one, it is ours in spite of an older request, which was delivered before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock.errors import LeaseLost
 
@@ -29,17 +33,21 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+OURS: Final = "interlock: its lease has ended, or it is to stop"  # the message of a cancellation by a scope
+TASK_GROUPS_LEAVE_A_COUNT: Final = sys.version_info < (3, 13)
+
+
 class CancelScope:
     """A part of a task that we may cancel."""
 
-    __slots__ = ("_before", "_task", "cancelled")
+    __slots__ = ("_before", "_delivered", "_task", "cancelled")
 
     def __init__(self, who: weakref.ref[asyncio.Task[object]] | None = None) -> None:
         """`who` is the current task, if the caller knows it."""
         task = asyncio.current_task() if who is None else who()
         # Weak: a task whose error leads back to this scope, through the frames of its traceback, is garbage at once.
         self._task = who or (weakref.ref(task) if task is not None else None)
-        self._before = task.cancelling() if task is not None else 0
+        self._before = self._delivered = task.cancelling() if task is not None else 0
         self.cancelled = False
 
     @property
@@ -51,16 +59,22 @@ class CancelScope:
         """Cancel the task, unless this scope has done so."""
         if not self.cancelled and (task := self.task) is not None and not task.done():
             self.cancelled = True
-            task.cancel()
+            if TASK_GROUPS_LEAVE_A_COUNT and not _is_pending(task):
+                self._delivered = max(self._before, task.cancelling())
+            task.cancel(OURS)
 
-    def take_back(self) -> bool:
-        """Leave the scope: whether we cancelled the task, and nobody else wants it, or the one that leaves, to end."""
+    def take_back(self, error: BaseException | None) -> bool:
+        """Leave the scope: whether we cancelled the task, and nobody else wants it, or the one that leaves, to end.
+
+        `error` is that of the body.
+        """
         here, task = asyncio.current_task(), self.task
         if not self.cancelled or here is None or task is None:
             return False
         if here is not task and (_is_pending(task) or here.cancelling()):
             return False
-        return task.uncancel() <= self._before
+        left = task.uncancel()
+        return left <= self._before or (left <= self._delivered and _is_ours_alone(error))
 
     async def discard(self) -> None:
         """After `take_back`: let nothing be left of a cancellation that was not delivered."""
@@ -71,6 +85,16 @@ class CancelScope:
         except asyncio.CancelledError:
             if (task := self.task) is not None and task.cancelling() > self._before:
                 raise  # somebody else has asked meanwhile
+
+
+def _is_ours_alone(error: BaseException | None) -> bool:
+    """Whether this is the cancellation of a scope, which interrupted no code that handled another cancellation."""
+    if not isinstance(error, asyncio.CancelledError) or error.args != (OURS,):
+        return False
+    context = error.__context__
+    while context is not None and not isinstance(context, asyncio.CancelledError):
+        context = context.__context__
+    return context is None
 
 
 def _is_pending(task: asyncio.Task[object]) -> bool:
@@ -156,7 +180,7 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
                 self._check_loop(failed)
                 raise
             return
-        ours, interrupted = body.take_back(), False
+        ours, interrupted = body.take_back(error), False
         converts = ours and isinstance(error, asyncio.CancelledError)
         try:
             if ours and not converts:
@@ -199,7 +223,7 @@ class StopScope:
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None  # what it has to say comes too late
-        if not self._scope.take_back():
+        if not self._scope.take_back(error):
             return False
         if isinstance(error, asyncio.CancelledError):
             return True
