@@ -273,6 +273,11 @@ RWLOCK_HINTS: Final[Mapping[str, str]] = {
     "read_lock": "It is .read()",
     "write_lock": "It is .write()",
 }
+BREAKABLE_HINTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("acquire", "try_acquire", "release"), "Nobody holds it. Call wait()"),
+    **dict.fromkeys(("abort", "break_", "cancel"), "To break it for all that wait: revoke(reason)"),
+    **dict.fromkeys(("n_waiting", "waiting", "parties", "broken", "left"), "See inspect()"),
+}
 LEASE_HINTS: Final[Mapping[str, str]] = {
     "acquire": "A lease is acquired already. Acquire the lock: lock.acquire()",
     **dict.fromkeys(("local", "id"), "It is lease.token"),

@@ -11,7 +11,7 @@ from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall
 
 from .face import Face
-from .misuse_errors import NoWith, made_by_interlock, named
+from .misuse_errors import BREAKABLE_HINTS, NoWith, made_by_interlock, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +87,7 @@ class BreakableCore(NamedCore[StateT], NoWith):
     """Something that several wait for, and that can be broken for all of them: a latch or a barrier."""
 
     __slots__ = ()
+    _hints = BREAKABLE_HINTS
     _instead_of_with = "nobody holds it. Call wait()"
 
     async def _revoke(self, reason: str) -> bool:

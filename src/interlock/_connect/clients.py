@@ -49,6 +49,8 @@ def no_client(thing: Any) -> ConfigError:
     kind = cast("type[object]", type(thing))
     if inspect.isclass(thing):
         called, advice = f"{thing.__module__}.{thing.__qualname__}", f"It is a class: give {thing.__name__}(...)"
+    elif isinstance(thing, tuple) and [type(part) for part in cast("tuple[object, ...]", thing)] == [str, int]:
+        called, advice = "a tuple", f"Give a URL: 'redis://{thing[0]}:{thing[1]}'"
     elif isinstance(thing, list | tuple):
         called, advice = f"a {kind.__name__}", f"F{SEVERAL_SERVERS[1:]}"
     elif hasattr(thing, "master_for"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import cast
 
@@ -17,7 +17,7 @@ from interlock.errors import ConfigError
 
 def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
     """The quorum of these URLs and clients. Raises ConfigError."""
-    if isinstance(servers, str | bytes) or not isinstance(servers, Iterable):
+    if isinstance(servers, str | bytes | Mapping) or not isinstance(servers, Iterable):
         raise ConfigError("a quorum needs a list of servers: Interlock.quorum([url, url, url])")
     addresses: list[Address] = []
     for server in cast("Iterable[object]", servers):

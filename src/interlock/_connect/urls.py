@@ -55,6 +55,8 @@ def _scheme_advice(display_url: str) -> str:
     advice = f"It starts with {_SCHEMES_TEXT}"
     if display_url.strip() != display_url:
         advice = "Remove the white space around it"
+    elif display_url.strip("'\"") != display_url:
+        advice = "Remove the quotes around it"
     elif not separator and rest == "" and scheme and "/" not in scheme:
         advice = f"Did you mean 'redis://{scheme}'?"
     elif small in {"http", "https"}:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._protocol.names import keys_of, positive_int
+from interlock._protocol.names import checked_name, keys_of, positive_int
 from interlock._protocol.types import Resource
 from interlock.errors import ConfigError
 from interlock.primitives.kind_record import Kind
@@ -43,7 +43,7 @@ def permits_resource(
 
 def semaphore_resource(name: object, prefix: str, limit: object) -> Resource:
     """Make the resource of one permit of this semaphore. Raises ConfigError."""
-    return permits_resource("semaphore", name, prefix, _checked_limit(name, limit))
+    return permits_resource("semaphore", name, prefix, _checked_limit(checked_name(name), limit))
 
 
 def with_permits(resource: Resource, number: object) -> Resource:
