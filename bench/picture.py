@@ -23,7 +23,7 @@ UNITS: Final = ("µs", "ms", "s")
 FONT: Final = "system-ui, -apple-system, Segoe UI, DejaVu Sans, sans-serif"
 TITLE: Final = "32 callers in 4 processes want one lock"
 WIDTH, ROW, TOP, BAR = 840, 38, 78, 14  # pixels
-NAMES, WAITS, RATES = 16, 230, 560  # where each column begins
+NAMES, WAITS, RATES = 16, 230, 540  # where each column begins
 LONGEST = 190  # pixels of the longest bar of a column
 LITTLE = 0.005  # of an equal share: what is less rounds to nothing
 
@@ -108,7 +108,7 @@ def _svg(lines: Sequence[Line], theme: Theme) -> str:
     parts = [
         _text(NAMES, 26, TITLE, theme.ink, size=17, bold=True),
         _text(WAITS, 58, "longest wait (shorter is better)", theme.muted),
-        _text(RATES, 58, "critical sections a second (longer is better)", theme.muted),
+        _text(RATES, 58, "critical sections a second (more is better)", theme.muted),
     ]
     for i, line in enumerate(lines):
         y, is_ours = TOP + ROW * i, line.name in {OURS, FAIR}
