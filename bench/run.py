@@ -45,6 +45,7 @@ examples:
   scripts/bench registry observers         what reports to the registry, metrics and traces cost a pair
   scripts/bench --quick all                every line of code once; the numbers mean nothing
   scripts/bench growth                     curves: 10 to 10,000 waiters, locks, readers (growth --help)
+  scripts/bench mixed                      old and new locks on one key, as during a migration (mixed --help)
   scripts/bench outages                    what callers wait when servers fail or are restarted (outages --help)
 
 How to read it: in each round every contender has one short slice, in
@@ -151,6 +152,11 @@ def main() -> None:
         import outages
 
         outages.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["mixed"]:
+        import mixed
+
+        mixed.main(sys.argv[2:])
         return
     options = _options()
     console = Console(stderr=options.json == "-" or options.markdown, width=None if sys.stdout.isatty() else 112)

@@ -25,6 +25,7 @@ def bench():
     try:
         import goals
         import measure
+        import mixed
         import outages
         import pages
         import picture
@@ -36,7 +37,7 @@ def bench():
         yield type(
             "bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS}
             | {"growth": command, "model": model, "simulated": simulated, "outages": outages}
-            | {"pages": pages, "picture": picture, "record": record},
+            | {"pages": pages, "picture": picture, "record": record, "mixed": mixed},
         )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT / "bench"))
@@ -306,6 +307,22 @@ def test_the_page_about_failovers_has_the_table_of_the_recorded_numbers(bench):
     assert [*numbers["seconds"]] == [*outages.FAULTS]
     assert outages.table(numbers) in page, "run: scripts/bench outages --again --write"
     assert page == outages.page_with(page, numbers)
+
+
+# mixed
+
+
+def test_old_and_new_locks_on_one_key_are_measured(bench):
+    mixed = bench.mixed
+    ours, theirs = mixed.measure_pair((mixed.OURS, mixed.REDIS_PY), pause=0.01, seconds=0.3)
+    assert ours[0] + theirs[0] > 0
+    numbers = {"about": {}, "seconds": 0.3, "found": [{"pair": ["a", "b"], "pause": 0.01, "rounds": [[ours, theirs]]}]}
+    assert "| 10 ms | a | b |" in mixed.table(numbers)
+
+
+def test_the_page_about_redis_py_has_the_table_of_the_recorded_numbers(bench):
+    numbers, page = json.loads(bench.mixed.NUMBERS.read_text()), bench.mixed.PAGE.read_text()
+    assert bench.mixed.table(numbers) in page, "run: scripts/bench mixed --again --write"
 
 
 def test_a_fault_that_does_not_exist_is_refused_with_those_that_do():
