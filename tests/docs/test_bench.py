@@ -127,6 +127,8 @@ def test_no_page_has_a_mark_that_the_command_does_not_fill(bench):
         text = page.read_text()
         assert page in bench.pages.PAGES or "<!--=" not in text, page
         assert text.count("<!--=") == len(bench.pages.FIGURE.findall(text)), page
+        at_the_start = re.search(r"^[ >*-]*<!--=.*", text, re.MULTILINE)
+        assert not at_the_start, f"{page.name}: Markdown shows such a line as it stands: {at_the_start[0]}"
 
 
 def test_a_figure_is_written_with_two_digits_and_its_unit(bench):
