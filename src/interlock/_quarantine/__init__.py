@@ -2,7 +2,7 @@
 
 identity       which server answers;  stamp: that as text, for the scripts
 history        which servers answered at one address before;  histories: those of one Interlock
-slot_history   how a slot of a cluster came to its node;  slot_move: what moved with it
+slot_moves     how a slot of a cluster came to its node, and what moved with it
 proofs         one search for all callers;  lossless: what counts as a proof
 primacy        is this server still the primary?
 """
