@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.stubs import StubServer
+from interlock._client.cohort import OTHERS_WAIT, Cohort
 from interlock._client.core import Core
 from interlock._client.error_texts import unavailable_error
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
@@ -124,9 +125,18 @@ def test_what_kept_a_caller_out_whose_time_is_over(waited, unanswered, answered,
         assert blocking.holder == (b"h" if told else b"")
 
 
+def test_a_driver_that_has_asked_nothing_for_long_is_no_reason_to_skip_work():
+    """It is its turn, but a signal handler runs in its thread, say: nobody has the lock, and nobody asks for it."""
+    driver, attempt = Attempt(RESOURCE, "d", OPTIONS), Attempt(RESOURCE, "t", OPTIONS)
+    cohort = Cohort(driver)
+    cohort.arrive(attempt, 1.0)
+    assert cohort.blocking(1.09, 1.085, answered=True) is OTHERS_WAIT
+    assert cohort.blocking(1.11, 1.105, answered=True) is None
+
+
 def test_each_request_with_a_reply_is_noted_and_no_other():
     async def answer(clock):
-        if clock.time > 1000:
+        if clock.time > 0:
             raise Disconnected("timed out", sent=True, timed_out=True)
         return [GRANTED, 7]
 

@@ -144,7 +144,9 @@ class Cohort:
             return OTHERS_WAIT
         if not last_answer_counts(driver, now):
             return None
-        is_short = answered and now - driver.unanswered_since < SHORT_SILENCE
+        # A driver that has asked nothing yet may be unable to: a signal handler runs in its thread, say.
+        silent_since = self._driver_since if driver.unanswered_since == FOREVER else driver.unanswered_since
+        is_short = answered and now - silent_since < SHORT_SILENCE
         is_silent = not is_short and now - self._driver_since >= (now - arrived) / 2
         return driver.last_queued or (None if is_silent else OTHERS_WAIT)
 
