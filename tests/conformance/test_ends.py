@@ -7,8 +7,9 @@ import gc
 
 import pytest
 
-from harness.modes import until
+from harness.modes import real, until
 from interlock import LeaseState
+from interlock._client.leaving import Left
 from interlock._protocol.run import run
 from interlock.errors import ConfigError
 
@@ -197,7 +198,87 @@ async def test_close_gives_back_a_lease_whose_release_has_just_begun(mode, clean
     assert await lease.release()
     del session.book.remove
     assert [attempt.token for attempt in released] == [lease.token]
-    await session.release_all(released, session.server, session.runtime.now() + 5) if mode.name == "asyncio" else (
-        await mode.in_thread(run, session.release_all(released, session.server, session.runtime.now() + 5))
-    )
+    await release(mode, session, released)
     assert not clean.exists("lock:a")
+
+
+@rule(8)
+@pytest.mark.not_on_a_quorum
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_close_gives_back_a_lease_whose_finalizer_runs_while_it_looks_at_what_is_held(mode, clean, when):
+    """The garbage collector may run at any line, in any thread."""
+    locks = mode.interlock()
+    session = mode.session(locks)
+    leases = [real(await locks.lock(name).acquire()) for name in ("a", "b")]
+    token, held = leases[0].token, session.book.held
+    leases[0]._mark_in_with()  # an interrupt has destroyed the frame of its `with`
+
+    def held_and_a_finalizer():
+        found = held() if when == "after" else None
+        del leases[0]
+        gc.collect()
+        return found or held()
+
+    session.book.held = held_and_a_finalizer
+    released = session.stop_granting(announce=False)
+    assert token in [attempt.token for attempt in released]
+    await release(mode, session, released)
+    assert not clean.exists("lock:a")
+
+
+@rule(8)
+@pytest.mark.not_on_a_quorum
+async def test_close_gives_back_a_lease_that_the_worker_takes_over_from_its_finalizer(mode, clean):
+    locks = mode.interlock()
+    session = mode.session(locks)
+    lease = await locks.lock("a").acquire()
+    token, add, released = lease.token, session.undo.add, []
+
+    def closing(attempt):
+        released[:] = session.stop_granting(announce=False)
+        return add(attempt)
+
+    session.undo.add = closing
+    session.ends.orphaned(lease._grant, lease._grant.RELEASED)
+    await (mode.in_thread(run, session.ends.tick()) if mode.name == "threads" else session.ends.tick())
+    await until(lambda: released)
+    assert token in [attempt.token for attempt in released]
+    await release(mode, session, released)
+    assert not clean.exists("lock:a")
+
+
+@rule(8)
+@pytest.mark.not_on_a_quorum
+async def test_close_gives_back_a_lease_whose_release_the_worker_is_about_to_send_again(mode, clean):
+    """The worker has found that the reply to a release with `confirm=False` is lost."""
+    locks = mode.interlock()
+    session = mode.session(locks)
+    lease = await locks.lock("a").acquire()
+    grant, token = lease._grant, lease.token
+    session.undo.wake_at = lambda _: None  # so that the real workers leave it to this test
+    session.leaving.left.append(Left(grant, None, None, session.runtime.now() + 1000))
+    session.book.remove(grant.hold)
+    grant.end(grant.RELEASED)
+
+    def then_moves(look):
+        def looked():
+            found = look()
+            if session.leaving.left:
+                session.undo.add(grant.hold.claim)
+                session.leaving.left.clear()
+            return found
+
+        return looked
+
+    session.leaving.attempts = then_moves(session.leaving.attempts)
+    session.undo.attempts = then_moves(session.undo.attempts)
+    released = session.stop_granting(announce=False)
+    assert token in [attempt.token for attempt in released]
+    await release(mode, session, released)
+    assert not clean.exists("lock:a")
+
+
+async def release(mode, session, attempts) -> None:
+    """Release these as close() does."""
+    releasing = session.release_all(attempts, session.server, session.runtime.now() + 5)
+    await (mode.in_thread(run, releasing) if mode.name == "threads" else releasing)

@@ -83,10 +83,10 @@ class LeaseEnds:
                 return
             had_ended = grant.end_reason is not None
             lease = grant.lease() if grant.lease is not None and not had_ended else None
+            if not had_ended:
+                self._remember_for_close(hold)  # first: close() finds it here or among the held
             grant.end(why)
         self.end(hold)
-        if not had_ended:
-            self._remember_for_close(hold)
         if grant.lease is None:  # its turn has come, and nobody has looked: so nobody will release it
             self.undo.add(hold.claim)
         self._notify(grant, lease)
@@ -130,23 +130,40 @@ class LeaseEnds:
         self.orphans.append((grant, why))
         grant.end_reason = grant.end_reason or why
 
-    def end_orphans(self) -> Iterator[Attempt]:
-        """Do what finalizers left to do. Yields what is to be released; the log names each lease that was dropped."""
+    def end_orphans(self) -> Iterator[tuple[Hold, str]]:
+        """End what finalizers have left. Yields each hold and why it ended; the log names each that was dropped.
+
+        A hold stays among the orphans until the next one is asked for: close() finds it there, or where it went.
+        """
         with contextlib.suppress(IndexError):  # empty, or another thread has just emptied it
             while self.orphans:
-                grant, why = self.orphans.popleft()
-                if grant.has_passed:  # an interrupt came after that
-                    continue
-                now = self.runtime.now()
-                grant.end(why)
-                self.end(grant.hold)
-                if why == DROPPED:
-                    self._remember_for_close(grant.hold)
-                    self._report_lost(grant, DROPPED, dropped_text(grant, now))
-                    continue
-                if (people := self.points.people) is not None:
-                    people.released(grant, now)
-                yield grant.hold.claim
+                orphan = grant, why = self.orphans[0]
+                now, has_passed = self.runtime.now(), grant.has_passed  # an interrupt may have come after that
+                try:
+                    if not has_passed:
+                        grant.end(why)
+                        self.book.remove(grant.hold)
+                        if why == DROPPED:
+                            self._remember_for_close(grant.hold)
+                        yield grant.hold, why
+                finally:  # after an error, too: it must not keep the worker from the other leases
+                    is_first = self._forget(orphan)
+                if is_first and not has_passed:
+                    self._report_orphan(grant, why, now)
+
+    def _forget(self, orphan: tuple[Grant, str]) -> bool:
+        """Keep this orphan no more. Returns False if another thread has forgotten it: then that one reports."""
+        try:
+            self.orphans.remove(orphan)
+        except (ValueError, IndexError):
+            return False
+        return True
+
+    def _report_orphan(self, grant: Grant, why: str, now: float) -> None:
+        if why == DROPPED:
+            self._report_lost(grant, DROPPED, dropped_text(grant, now))
+        elif (people := self.points.people) is not None:
+            people.released(grant, now)
 
     def _remember_for_close(self, hold: Hold) -> None:
         """Keep the claim, so that `close()` undoes it while the server may still know the lease."""
@@ -198,8 +215,10 @@ class LeaseEnds:
         """Report the leases that have ended, and set aside those that are due."""
         now = self.runtime.now()
         has_leases = self.book.subscribe_for_oldest(now)
-        for claim in self.end_orphans():
-            self.undo.add(claim)
+        for hold, why in self.end_orphans():
+            self.end(hold)
+            if why != DROPPED:
+                self.undo.add(hold.claim)
         self.waiters.wake_resubscribed()
         if now >= self.cohorts.next_look:
             self.cohorts.look()
