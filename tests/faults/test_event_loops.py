@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -127,3 +129,35 @@ def test_close_closes_everything_even_if_the_release_of_leases_fails(server, cle
     assert not [each for each in threading.enumerate() if each.name.startswith("interlock-worker")]
     lease._grant.end_reason = "test"
     clean.delete("lock:a")
+
+
+@rule(8)
+@pytest.mark.parametrize("how", ["dropped", "left by a finalizer"])
+def test_an_exit_releases_all_leases_though_a_task_of_a_closed_loop_waits_for_one(server, clean, how):
+    """The exit tried to wake that task, and the error cost the releases of all Interlocks of the process."""
+    program = f"""
+        import asyncio, gc, interlock, interlock.aio
+
+        async def main():
+            locks = interlock.aio.Interlock({server.url!r})
+            leases.append(await locks.lock("a").acquire())
+            waits = asyncio.ensure_future(locks.lock("a").acquire())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return locks, waits, await locks.lock("b").acquire()
+
+        leases, loop = [], asyncio.new_event_loop()
+        kept = loop.run_until_complete(main())
+        blocking = interlock.Interlock({server.url!r})
+        lease = blocking.lock("c").acquire()
+        loop.close()
+        if {how!r} == "left by a finalizer":
+            leases[0]._mark_in_with()
+        del leases[0]
+        gc.collect()
+        assert kept[0]._sessions[loop].ends.orphans
+        assert kept[0]._sessions[loop].core.cohorts.waiting()
+        """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    assert "Traceback" not in ended.stderr
+    assert not clean.keys("lock:[abc]")

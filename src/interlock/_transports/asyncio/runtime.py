@@ -48,8 +48,9 @@ class AutoResetEvent:
 
     def _wake(self) -> None:
         waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.get_loop().call_soon(end_wait, waiter)
+        # A loop may be closed while tasks wait there. Nobody can wake these, and the exit of the process must go on.
+        if waiter is not None and not waiter.done() and not (loop := waiter.get_loop()).is_closed():
+            loop.call_soon(end_wait, waiter)
 
     async def wait(self, until: float) -> bool:
         """Wait for the flag until this time at the latest, and reset it. Returns False if it was not set in time."""
