@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -176,3 +177,26 @@ def test_a_text_for_a_slot_that_was_made_during_a_change_is_not_kept(monkeypatch
     monkeypatch.setattr(IdentityStamp, "_format", during_a_change)
     assert "older" in stamp.text_for(1)
     assert "newer" in stamp.text_for(1)
+
+
+@rule(11)
+def test_threads_that_enter_and_leave_one_lease_at_once_are_all_counted(server, clean):
+    """One of them once read what another had just emptied, and got an IndexError out of its `with`."""
+    with interlock.Interlock(server.url) as locks:
+        lease = locks.rlock("a", owner="shop").acquire()
+        lease._depth = 1_000_000  # no exit is the last one
+
+        def enter_and_leave() -> None:
+            for _ in range(2000):
+                lease._begin()
+                run(lease._exit(None, None, None))
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        try:
+            at_once(enter_and_leave)
+        finally:
+            sys.setswitchinterval(before)
+        assert lease._bodies == ()
+        lease._depth = 1
+        assert lease.release()

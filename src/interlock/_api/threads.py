@@ -105,16 +105,22 @@ class LeaseForThreads(WatchedCore, OnlyWith):
 
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:  # noqa: ARG002 (see WatchedCore)
         who = who or weakref.ref(threading.current_thread())
-        self._bodies = (*self._bodies, who) if self._bodies else (who,)
+        with self._core.runtime.mutex:  # several threads may be inside of an rlock with `owner=`
+            self._bodies = (*self._bodies, who) if self._bodies else (who,)
         inside.enter(who(), self)
 
     def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> Coroutine[Any, Any, None]:
-        if self._bodies:
-            inside.leave(self._body_left()(), self)
+        with self._core.runtime.mutex:
+            left = self._body_left() if self._bodies else None
+        if left is not None:
+            inside.leave(left(), self)
         return self._leave(error)
 
     def _body_left(self) -> Any:
-        """The innermost body of this thread is over; or that of another thread, in whose stead this one leaves."""
+        """The innermost body of this thread is over; or that of another thread, in whose stead this one leaves.
+
+        Under the mutex.
+        """
         bodies = [*self._bodies]
         if len(bodies) > 1:
             here = threading.current_thread()
