@@ -351,6 +351,15 @@ def test_once_runs_once_for_each_key_and_a_failure_is_repeated(run):
     )
 
 
+def test_once_takes_the_ttl_that_it_is_given(run, server):
+    words = ["--once", "--at-most", "20", "--ttl", "2", "nightly", "--", "sh", "-c", "echo began; read line"]
+    process = run(*words, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "began\n"
+    with redis.Redis.from_url(server.url) as client:
+        assert 0 < client.pttl("lock:nightly") <= 2000
+    assert ended(process)[0] == 1  # read found no line
+
+
 def test_a_command_that_nohup_protects_stays_protected(run, server):
     ran = subprocess.run(
         ["sh", "-c", 'trap "" HUP; exec "$0" run a -c "kill -HUP \\$\\$; echo alive"', INTERLOCK],

@@ -157,11 +157,12 @@ class InterlockCore(Face):
         at_least: float,
         key: str | Callable[..., str] | None,
         keep: float,
+        ttl: float = DEFAULT_TTL,
     ) -> tuple[Resource, AcquireOptions, once.RunLimits, RunSource]:
         if key is None and keep != MONTH:
             raise ConfigError("keep says for how long the run for a key is remembered: give a key=, too")
         limits = once.RunLimits(at_most, at_least, keep, keyed=key is not None, max_ttl=self.max_ttl)
-        options = self._checked(ttl=limits.ttl, max_hold=limits.at_most, confirm=True)
+        options = self._checked(ttl=min(limits.ttl, ttl), max_hold=limits.at_most, confirm=True)
         resource, source = run_source(name, self.prefix, key)
         return resource, options, limits, source
 

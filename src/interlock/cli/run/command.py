@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from interlock._api.interlock import MONTH
 from interlock._api.options import DEFAULT_TTL
 from interlock._protocol.names import MIN_TTL, duration
 from interlock._protocol.timing import MAX_TTL
@@ -19,6 +20,7 @@ from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.cli.options import TIME, Prefix, Urls, connect
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 from interlock.primitives.once import Skipped
+from interlock.threads import Once
 
 from .runner import Interrupted, Runner
 
@@ -158,7 +160,7 @@ def run(
         locks._session.registry.place = f"interlock run {f'-- {argv[0]}'[:MAX_SAID] if command is None else '-c'}"
         lockable = None if once else choice.lockable(locks)
         try:
-            with Runner(argv, names, _grace(grace, at_most or ttl if once else ttl)) as runner:
+            with Runner(argv, names, _grace(grace, min(at_most or ttl, ttl))) as runner:
                 status = _run_once(locks, choice, runner, tell) if once else _run(lockable, timeout, runner, ttl, tell)
         except AcquireTimeout as busy:
             tell(_in_words_of_a_shell(str(busy), names))
@@ -221,12 +223,22 @@ class _Failed(Exception):  # noqa: N818 (a state of the run)
 
 def _run_once(locks: Interlock, choice: Choice, runner: Runner, tell: Any) -> int:
     assert choice.at_most is not None
-    once = locks.once(choice.names[0], at_most=choice.at_most, at_least=choice.at_least, key=choice.key)
+    once = Once(
+        locks,
+        *locks._once(
+            choice.names[0],
+            at_most=choice.at_most,
+            at_least=choice.at_least,
+            key=choice.key,
+            keep=MONTH,
+            ttl=choice.ttl,
+        ),
+    )
     status = 0
 
     def work(lease: Any) -> None:
         nonlocal status
-        status = runner.run(lease, DEFAULT_TTL)
+        status = runner.run(lease, choice.ttl)
         if status:
             raise _Failed
 
