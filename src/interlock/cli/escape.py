@@ -8,9 +8,10 @@ from typing import Final
 
 __all__ = ["discard_output", "safe"]
 
-# Categories of Unicode: control characters, formats such as a change of the direction, halves of surrogates, ends of
-# lines and paragraphs.
-_UNSAFE: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+# Categories of Unicode: control characters, formats such as a change of the direction, characters of private use, to
+# which each font gives another picture or none, characters that do not exist, halves of surrogates, ends of lines and
+# paragraphs.
+_UNSAFE: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 
 
 def discard_output() -> None:
