@@ -20,7 +20,8 @@
 --
 -- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule (g);
 --                           "!quarantine:<evidence>" by rule (h)
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]":
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <holder> <channel>[ !<why revoked>]",
+--                           or in place of that " !><until, ms> <token> <why>" of the lease that was last taken by force:
 --                           fence, identity of the server and ttl of the last grant, the token released last, the
 --                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
 --                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
@@ -125,14 +126,17 @@ local function update_record(holder)
 end
 
 -- Grants the lock for `ttl` ms. The record says `confirmed_ttl`, if the grant is a handover: its waiter will confirm it
--- for so long. The lock's key is the last write: if the server has no memory for both keys, nothing is granted. The fence
--- of a `once` is also the time at which the run began, so even a quorum must not count it up: without the identity of the
--- last grant, next_fence() takes the clock.
+-- for so long. Then the record also keeps why an earlier lease was taken by force. The lock's key is the last write: if
+-- the server has no memory for both keys, nothing is granted. The fence of a `once` is also the time at which the run
+-- began, so even a quorum must not count it up: without the identity of the last grant, next_fence() takes the clock.
 local function grant(new_holder, ttl, channel, confirmed_ttl)
   local ahead_ms
   fence, ahead_ms = next_fence(fence, kind ~= 'once' and granted_by)
   granted_by, last_ttl = IDENTITY, confirmed_ttl or ttl
-  write_record(new_holder, channel, '', last_ttl, ahead_ms)  -- words of a later version described the last grant
+  local text = ''  -- words of a later version described the last grant
+  local taken_until = confirmed_ttl and tail ~= '' and string.match(tail, ' !>(%d+) ')
+  if taken_until and tonumber(taken_until) * 1000 > get_time_us() then text = string.match(tail, ' !>.*') end
+  write_record(new_holder, channel, text, last_ttl, ahead_ms)
   call('SET', LOCK, new_holder, 'PX', ttl)
 end
 
@@ -276,7 +280,7 @@ elseif verb == 'release' then
     -- Only the reply to a second copy of this release needs the record's last released token. So the release ignores
     -- that this write fails without memory.
     if not new_holder and is_ours and record and is_readable then
-      pcall(write_record, '-', '-', (split_free_text(tail)))
+      pcall(write_record, '-', '-', string.find(tail, ' !>', 1, true) and tail or (split_free_text(tail)))
     end
   end
   add_tombstone(token, tombstone_ttl)
@@ -315,12 +319,13 @@ elseif verb == 'renew' then
         local left_ms, evidence = quarantine_left()
         if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
+      local stored = redis.pcall('GET', its_record)
+      local text = type(stored) == 'string' and string.match(stored, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
+      local taken_from, why_taken = string.match(text or '', ' !>%d+ (%S+) (.*)')
       if holder == '!' .. lease_token then
-        local stored = redis.pcall('GET', its_record)
-        local text = type(stored) == 'string' and string.match(stored, '^1 %a+ %d+ %S+ %d+ %S+ %S+ %S+(.*)')
         states[#states + 1] = {REVOKED, text and parse_reason(text) or ''}
       else
-        states[#states + 1] = NOT_FOUND
+        states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND
       end
     end
   end
@@ -372,7 +377,10 @@ elseif verb == 'revoke' then
     if owner then write_record(owner, channel, split_free_text(tail) .. ' !' .. reason) end
   else
     dequeue(token)  -- a holder that has not confirmed stands in the queue still, and would be the next holder
-    hand_over()
+    -- A holder without a channel asks, and finds the reason here for as long as its lease would have lasted.
+    local ends_ms = get_time_us() / 1000 + math.max(0, pttl)
+    tail = string.format('%s !>%.0f %s %s', (split_free_text(tail)), ends_ms, string.match(token, '^!?(.*)'), reason)
+    if not hand_over() and owner and is_readable then write_record(owner, channel, tail, 0) end
   end
   if channel then publish(channel, 'revoked ' .. token .. ' !' .. reason) end
   return {1, pttl}

@@ -13,8 +13,9 @@
 -- (j) The limit is the record's. A client with another limit gets LIMIT_MISMATCH.
 --
 -- KEYS   1 holders  zset    token of a holder -> end of its lease, ms
---        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>", as in lock.lua. Where
---                           no record was, a quarantine stores the kind "unknown" and the limit 0.
+--        2 record   string  "1 <kind> <fence> <identity> <ttl ms> <last released> <limit>[ !><until, ms> <token> <why>]",
+--                           as in lock.lua. Where no record was, a quarantine stores the kind "unknown" and the limit
+--                           0.
 --        3 queue    zset    as in queue.lua; a waiter wants "<permits>"
 --        4 waiters  hash    as in queue.lua
 --        5 gone     zset    as in queue.lua; also the operations that were done
@@ -84,6 +85,8 @@ local function read_record()
   if not is_readable then return false end
   if stored_kind ~= 'unknown' then kind, limit = stored_kind, tonumber(stored_limit) end
   fence, granted_by, last_ttl, last_released, tail = tonumber(stored_fence), identity, ttl, released, words
+  local taken_until = tail ~= '' and string.match(tail, ' !>(%d+) ')
+  if taken_until and tonumber(taken_until) < get_time_ms() then tail = split_free_text(tail) end
   return true
 end
 
@@ -340,7 +343,9 @@ elseif verb == 'renew' then
         granted_by = '-'
         pcall(apply_quarantine)
       end
-      states[#states + 1] = NOT_FOUND
+      local stored = redis.pcall('GET', RECORD)
+      local taken_from, why_taken = string.match(type(stored) == 'string' and stored or '', ' !>%d+ (%S+) (.*)')
+      states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND
     else
       local ok, permits, _, _, reason = pcall(read_share, lease_token)
       if not ok then permits = nil end
@@ -387,6 +392,12 @@ elseif verb == 'revoke' then
   if force == '1' then
     dequeue(token)
     remove_holder(token)
+    -- A holder without a channel asks, and finds the reason here for as long as its lease would have lasted.
+    if record and is_readable then
+      local ends_ms = get_time_ms() + math.max(0, left_ms)
+      tail = string.format('%s !>%.0f %s %s', (split_free_text(tail)), ends_ms, token, reason)
+      write_record(0)
+    end
     hand_out_permits()
   else
     call('HSET', SHARES, token, string.format('%d %s %s%s !%s', permits, held_fence, channel, later_words, reason))
