@@ -164,7 +164,7 @@ async def two_processes(mode, process, timeout, ours="ours", theirs="theirs"):
     await process.say("acquire", ours, {}, 60)
 
     async def said():
-        return waiting.done() or any(each.waiters for each in await locks.ls(ours))
+        return waiting.done() or any(waiter.place for each in await locks.ls(ours) for waiter in each.waiters)
 
     await until(said)
     return waiting
@@ -203,7 +203,7 @@ async def test_a_dead_process_is_in_no_deadlock(mode, monkeypatch):
             if not error.deadlock:
                 break
     assert error.deadlock == ()
-    assert "lock_client.py" in error.place
+    assert "lock_client.py" in error.place, str(error)
 
 
 async def test_an_rwlock_whose_reader_waits_for_the_writer(mode):

@@ -172,7 +172,9 @@ def test_show_of_a_key_of_another_library_says_whose_it_is(locks, client, interl
 
 def test_show_lists_the_first_waiters_and_all_of_them_if_asked(client, locks, interlock, shown):
     with locks.lock("a"):
-        client.zadd("{lock:a}{queue}", {f"h/{n}/t/{n:032x}": n for n in range(150)})
+        tokens = {f"h/{n}/t/{n:032x}": n for n in range(150)}
+        client.zadd("{lock:a}{queue}", tokens)
+        client.hset("{lock:a}{waiters}", mapping=dict.fromkeys(tokens, f"{int(time.time() * 1000) + 60_000} 3000 0 -"))
         assert "and 140 more: --all" in interlock("show", "a")[1]
         assert (len(shown("a")["waiters"]), shown("a")["waiting"]) == (100, 150)
         assert len(shown("a", "--all")["waiters"]) == 150
@@ -284,7 +286,7 @@ def test_ls_lists_what_processes_hold_and_wait_for_by_pattern_and_prefix(server,
         _, written, _ = interlock("ls")
         only, mine, none = (interlock("ls", *words)[1] for words in (("stock:*",), ("--prefix", "app:"), ("nothing*",)))
     head, *lines = written.splitlines()
-    assert head.split() == ["PREFIX", "NAME", "KIND", "HOLDER", "FOR", "WAITERS", "AT"] and len(lines) == 3
+    assert head.split() == ["PREFIX", "NAME", "KIND", "HOLDER", "FOR", "WAITING", "MOVES", "AT"] and len(lines) == 3
     (stock,) = (line for line in lines if "stock:1" in line)
     assert f"/{os.getpid()}/MainThread" in stock and "billing@" in stock and "test_on_call.py:" in stock
     assert "[red]x\\u202e" in written and "\u202e" not in written

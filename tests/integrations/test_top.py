@@ -144,22 +144,22 @@ def top(server):
 
 def test_a_person_sees_who_holds_what_where_and_who_waits_for_whom(top, held):
     shown = top(columns=80, lines=24)
-    screen = shown.shows("stock", "A DEADLOCK OF 2 CALLERS", "1 process;", " clients")
+    screen = shown.shows("stock", "A DEADLOCK OF 2 CALLERS", "1 process in all", " clients")
     assert len(screen.splitlines()) <= 24
     assert max(map(len, screen.splitlines())) <= 80
-    assert re.search(rf"stock +lock +\S+ +1 +\S+ +shop@\S+ +\S*{HERE}:\d+", screen)
+    assert re.search(rf"stock +lock +\S+ +1p 1c \S+ +(?:STUCK +)?shop@\S+ +\S*{HERE}:\d+", screen)
     assert re.search(rf"holds account at \S*{HERE}:\d+", screen)
     assert re.search(rf"waits for account at \S*{HERE}:\d+", screen)
     shown.press("/", "stock", "\r")
     screen = shown.shows('filter "stock"', f"fence {held.fence}")
     assert not re.search("^(account|basket) +lock", screen, re.MULTILINE)
     shown.press("\r")
-    screen = shown.shows("lease   ends in", "waiters, the oldest first (1)", held.token)
-    assert re.search(rf"1  shop@\S+/Thread-\S+, for .*\n +at \S*{HERE}:\d+", screen)
+    screen = shown.shows("lease   ends in", "waiters, in order (1 process, 1 caller)", held.token)
+    assert re.search(rf"1  shop@\S+, process \d+, Thread-\S+, for .*\n +at \S*{HERE}:\d+", screen)
     shown.press("\x1b")
-    shown.shows("sorted by waiting")
+    shown.shows("stuck first")
     shown.press("s")
-    shown.shows("sorted by oldest")
+    shown.shows("oldest first")
     shown.press("\x1b", "\x1b[B", "?")
     shown.shows("page up page down")
     shown.press("q")
@@ -247,7 +247,7 @@ def test_in_a_pipe_it_prints_one_snapshot(server):
     done = once_it_says("A DEADLOCK", server)
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
-    assert re.search(rf"^stock +lock +\S+ +1 +\S+ +shop@\S+ +\S*{HERE}:\d+$", done.stdout, re.MULTILINE)
+    assert re.search(rf"^stock +lock +\S+ +1p 1c \S+ +(?:STUCK +)?shop@\S+ +\S*{HERE}:\d+$", done.stdout, re.MULTILINE)
     assert "quit" not in done.stdout
 
 
@@ -291,7 +291,7 @@ def test_a_server_that_goes_away_and_comes_back(top):
         screen = shown.shows("trying on")
         assert re.search("^only +lock", screen, re.MULTILINE)
         shown.press("s")
-        shown.shows("sorted by oldest")
+        shown.shows("oldest first")
         own.restart()
         limit = time.monotonic() + 60
         while "trying on" in shown.shows("interlock top"):

@@ -10,10 +10,10 @@ import pytest
 from rich.cells import cell_len
 
 from harness.pictures import COLUMNS, TOP, svg, words_of
-from interlock.cli.lookup import Holder, View
+from interlock.cli.lookup import Holder, View, Waiter
 from interlock.cli.top.data import Snapshot
 from interlock.cli.top.keys import keys
-from interlock.cli.top.view import State, draw, press, rows_of, settled
+from interlock.cli.top.view import HELP, HELP_PAGE, State, draw, press, rows_of, settled
 from interlock.primitives.deadlocks import find, name_of
 from interlock.primitives.registry import Listed, Party
 
@@ -24,6 +24,16 @@ def party(host, caller="MainThread", place="app/main.py:1", seconds=10.0, *, lab
     return Party(
         token="t", fence=fence, host=host, pid=4711, label=label, caller=caller, place=place, seconds=seconds,
         reported_ago=ago, trace_id="", caller_id=f"{host}/{caller}/{number}", permits=1, limit=1, lasting=True,
+    )  # fmt: skip
+
+
+def counted(row: Listed) -> Listed:
+    """The row with what follows from its waiters."""
+    motion = {"stock:42": ("stuck", None, 40.0), "account:7": ("stuck", None, 41.2), "api": ("moves", 12.0, 0.4)}
+    moves, handovers, unchanged = motion.get(row.name, ("", None, None))
+    return replace(
+        row, waiting=len(row.waiters), processes=len({each.process for each in row.waiters}), motion=moves,
+        handovers=handovers, unchanged=unchanged,
     )  # fmt: skip
 
 
@@ -42,6 +52,7 @@ def a_snapshot() -> Snapshot:
         Listed("election", "scheduler", "lock:", (party("cron-1", place="/srv/jobs/cron.py:20", seconds=93_784),), ()),
         Listed("once", "nightly", "jobs:", (party("cron-2", place="/srv/jobs/report.py:44", seconds=187, ago=21),), ()),
     )  # fmt: skip
+    things = tuple(map(counted, things))
     return Snapshot(
         "redis://locks:6379/0",
         taken_at=0.0,
@@ -90,10 +101,10 @@ def test_on_eighty_columns_and_twenty_four_lines_everything_that_matters_is_ther
     assert len(lines) == 24
     text = "\n".join(lines)
     for words in (
-        "redis://locks:6379/0", "6 held, 6 waiting, 10 processes (1 silent); sorted by waiting",
+        "redis://locks:6379/0", "6 held; 6 processes, 6 callers wait; 10 processes (1 silent) in all; stuck first",
         "A DEADLOCK OF 2 CALLERS, for 38 s; 3 more wait behind it", "holds stock:42 at /srv/shop/ship.py:58",
         "waits for account:7 at /srv/shop/ship.py:60", "waits for stock:42 at /srv/shop/pay.py:33",
-        "stock:42   lock", "4  39s", "q quit",
+        "stock:42   lock", "4p 4c 39s   STUCK", "1p 1c 1.2s  12/s", "q quit",
     ):  # fmt: skip
         assert words in text, words
     assert lines[-7].startswith("─")
@@ -101,7 +112,7 @@ def test_on_eighty_columns_and_twenty_four_lines_everything_that_matters_is_ther
         "api  semaphore",
         "  held by job-1/4711/MainThread for 3.1 s, and by 2 more",
         "    at /srv/jobs/fetch.py:12",
-        "  awaited by job-4/4711/MainThread for 1.2 s",
+        "  awaited by job-4/4711/MainThread for 1.2 s, of 1 process, 1 caller",
         "    at /srv/jobs/fetch.py:12",
     ]
 
@@ -112,7 +123,7 @@ def test_no_size_is_too_small(size, pressed):
     drawn(after(*pressed), width=size[0], height=size[1])
 
 
-def test_rows_are_sorted_by_waiting_by_age_and_by_name():
+def test_rows_are_sorted_by_what_is_stuck_by_age_and_by_name():
     def names(state):
         return [row.name for row in rows_of(state, a_snapshot())]
 
@@ -120,6 +131,32 @@ def test_rows_are_sorted_by_waiting_by_age_and_by_name():
     assert names(after("s"))[:2] == ["scheduler", "nightly"]
     assert names(after("s", "s")) == sorted(names(State()))
     assert after("s", "s", "s") == after()
+
+
+def test_what_is_stuck_stands_first_then_what_may_be_then_what_moves():
+    names = ["moves", "free", "old", "stuck", "young"]
+    waiting = {"moves": 16, "free": 0, "old": 2, "stuck": 12, "young": 5}
+    motion = {"moves": "moves", "stuck": "stuck"}
+    rows = tuple(
+        Listed("lock", name, "lock:", (party("h"),), (party("w"),) if waiting[name] else (), waiting[name],
+               motion=motion.get(name, ""), unchanged=9.0 if name == "old" else 1.0)
+        for name in names
+    )  # fmt: skip
+    snapshot = replace(a_snapshot(), things=rows)
+    assert [row.name for row in rows_of(State(), snapshot)] == ["stuck", "old", "young", "moves", "free"]
+
+
+def test_a_handover_under_way_is_drawn_as_one():
+    on_its_way = replace(party("web-1"), confirmed=False)
+    row = Listed("lock", "a", "lock:", (on_its_way,), (party("web-2"),), waiting=1, processes=1)
+    text = "\n".join(drawn(snapshot=replace(a_snapshot(), things=(row,), deadlocks=()), width=120))
+    assert text.count("handing over to web-1/4711/MainThread") == 2
+
+
+def test_no_line_of_the_help_wraps_on_eighty_columns():
+    assert max(map(len, HELP_PAGE.splitlines())) <= 80
+    assert len(HELP) + len("  1000-1020 of 2000") <= 80
+    assert len(HELP_PAGE.splitlines()) <= 24 - 3
 
 
 def test_the_selection_follows_its_row_and_ends_at_the_ends():
@@ -140,7 +177,7 @@ def test_the_filter_is_typed_and_applies_while_it_is_typed():
     assert drawn(state)[-1] == "/Stoc_"
     state = after("enter", state=state)
     assert (state.filter, state.typing) == ("Stoc", None)
-    assert 'filter "Stoc"' in drawn(state)[1]
+    assert 'filter "Stoc"' in drawn(state, width=120)[1]
     assert after("escape", state=state).filter == ""
     assert after("/", "x", "escape", state=state).filter == "Stoc"
     assert after("/", "clear", "q", state=state).typing == "q"
@@ -156,15 +193,16 @@ def test_q_quits_from_every_page():
 
 def test_details_show_what_the_server_says_and_all_waiters():
     holder = Holder("t", "web-2", 4711, "Thread-9", since=40, place="/srv/shop/ship.py:58", fence=18, remaining=21.0)
-    view = View("stock:42", "lock:stock:42", "lock", "held", [holder], 1)
+    waiters = [Waiter(f"w{i}", f"web-{i}", 4711, "Thread-1", since=30 - i, place="/srv/stock.py:81") for i in (3, 4, 5)]
+    view = View("stock:42", "lock:stock:42", "lock", "held", [holder], 1, waiters, 3, 3)
     snapshot = replace(a_snapshot(), details=view)
     state = after("enter", snapshot=snapshot)
     text = "\n".join(drawn(state, snapshot))
-    for words in ("ends in 21 s", "fence   18", "/srv/shop/ship.py:58", "waiters, the oldest first (4)"):
+    for words in ("ends in 21 s", "fence   18", "/srv/shop/ship.py:58", "waiters, in order (3 processes, 3 callers)"):
         assert words in text
-    assert text.count("/srv/shop/stock.py:81") == 3
+    assert text.count("/srv/stock.py:81") == 3
     state = after("end", snapshot=snapshot, state=state)
-    assert "web-5/4711/Thread-1, for 25 s" in "\n".join(drawn(state, snapshot, height=10))
+    assert "web-5, process 4711, Thread-1, for 25 s" in "\n".join(drawn(state, snapshot, height=10))
     assert after("escape", snapshot=snapshot, state=state).page == "list"
     assert "asking the server" in "\n".join(drawn(state, a_snapshot()))
 

@@ -90,19 +90,29 @@ def test_an_observer_sees_no_term_without_a_majority():
 def test_inspect_shows_no_fence_without_a_majority():
     inspect = ("inspect", "1")
     five, nine = (b"1 lock %d a:b 1000 - me/1 c" % fence for fence in (5, 9))
-    agreed = merged(inspect, [ME, 900, nine, 0], [ME, 800, five, 0], [ME, 700, five, 2, OTHER])
-    assert agreed == [ME, 800, five, 2, OTHER]
-    assert merged(inspect, [ME, 900, nine, 0], [ME, 700, five, 0])[2] == b"1 lock 0 a:b 1000 - me/1 c"
-    assert merged(inspect, [b"", -2, nine, 0], [ME, 700, five, 0], [b"", -2, b"", 0])[:3] == [b"", -2, nine]
+    agreed = merged(inspect, [ME, 900, nine, 0, 0, 0], [ME, 800, five, 0, 0, 0], [ME, 700, five, 0, 7, 2, OTHER])
+    assert agreed == [ME, 800, five, 0, 7, 2, OTHER]
+    assert merged(inspect, [ME, 900, nine, 0, 0, 0], [ME, 700, five, 0, 0, 0])[2] == b"1 lock 0 a:b 1000 - me/1 c"
+    assert merged(inspect, [b"", -2, nine, 0, 0, 0], [ME, 700, five, 0, 0, 0], [b"", -2, b"", 0, 0, 0])[:3] == [
+        b"",
+        -2,
+        nine,
+    ]
 
 
 def test_a_holder_that_stands_in_the_queue_of_a_server_in_quarantine_is_no_waiter():
     record = b"1 lock 5 a:b 1000 - me/1 c"
-    barred = [QUARANTINE + b"a:b", 900, record, 2, ME, OTHER]
-    granted = [ME, 900, record, 1, OTHER]
-    assert merged(("inspect", "1"), granted, granted, barred) == [ME, 900, record, 1, OTHER]
-    alone = [[ME, 900, record, 0], [ME, 900, record, 0], [QUARANTINE + b"a:b", 900, record, 1, ME]]
-    assert merged(("inspect", "1"), *alone) == [ME, 900, record, 0]
+    barred = [QUARANTINE + b"a:b", 900, record, 0, 0, 2, ME, OTHER]
+    granted = [ME, 900, record, 0, 0, 1, OTHER]
+    assert merged(("inspect", "1"), granted, granted, barred) == [ME, 900, record, 0, 0, 1, OTHER]
+    alone = [[ME, 900, record, 0, 0, 0], [ME, 900, record, 0, 0, 0], [QUARANTINE + b"a:b", 900, record, 0, 0, 1, ME]]
+    assert merged(("inspect", "1"), *alone) == [ME, 900, record, 0, 0, 0]
+
+
+def test_a_handover_is_over_once_a_majority_has_confirmed_it():
+    confirmed, handed_over = ([ME, 900, b"1 lock 5 a:b 1000 - me/1 c", each, 0, 0] for each in (0, 1))
+    assert merged(("inspect", "1"), confirmed, handed_over, handed_over) == handed_over
+    assert merged(("inspect", "1"), confirmed, confirmed, handed_over) == confirmed
 
 
 def test_a_job_has_run_if_any_server_says_so():

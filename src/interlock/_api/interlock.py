@@ -210,7 +210,7 @@ class InterlockCore(Face):
         if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(f"ls(): the pattern must be a str, such as 'stock:*', not {pattern!r}")
         session: Session = cast("Any", self)._session
-        return await session.registry.read(session.core.requests.query, pattern)
+        return await session.views.ls(session.core, pattern)
 
     async def _ping(self) -> float:
         session: Session = cast("Any", self)._session

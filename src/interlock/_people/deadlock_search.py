@@ -17,6 +17,8 @@ from interlock._client.self_wait import kind_of_caller
 from interlock._people.answers import Answers
 from interlock._people.registry import caller_of
 from interlock._protocol.timing import FOREVER
+from interlock._protocol.types import Disconnected, ServerError
+from interlock.errors import LockError
 from interlock.primitives.deadlocks import WAY_OUT, ThingName, find
 from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import Entry, group_by_name, party_of
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from interlock._client.grant import Attempt, Grant
     from interlock._people.answers import Answer
     from interlock._people.registry import Registry
+    from interlock._people.views import Views
     from interlock.primitives.deadlocks import Deadlocked
 
 MAX_SEARCHED: Final = 200  # sessions: to read so many full entries takes 0.1 s of a processor, and may hold up a loop
@@ -42,8 +45,9 @@ class Snapshot(NamedTuple):
 class DeadlockSearch:
     """Looks for deadlocks, for the callers of one session."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, views: Views) -> None:
         self.registry = registry
+        self.views = views
         self.runtime = registry.runtime
         self._snapshots = Answers[Snapshot](registry.runtime)
         self._rest_until = 0.0
@@ -51,7 +55,7 @@ class DeadlockSearch:
     async def say(self, attempt: Attempt, holder: str, until: float) -> tuple[tuple[str, ...], str] | None:
         """The deadlock of find(): a line for each of its callers, and what an error says."""
         found = await self.find(attempt, holder, until)
-        if found is None:
+        if found is None or not await self._is_true_now(found, attempt, holder, until):
             return None
         caller, kind = self.registry.caller_id(attempt), kind_of_caller(caller_of(attempt))
         members = found.beginning_with(caller)
@@ -84,6 +88,18 @@ class DeadlockSearch:
         resource = attempt.resource
         thing = ThingName(resource.kind, resource.name, resource.prefix)
         return next((each for each in known if any(held.thing == thing for held in each.held)), None)
+
+    async def _is_true_now(self, found: Deadlocked, attempt: Attempt, holder: str, until: float) -> bool:
+        """Whether the server agrees, and so does the reply that named this holder: processes said it a while ago."""
+        resource = attempt.resource
+        thing = ThingName(resource.kind, resource.name, resource.prefix)
+        tokens = [held.party.token for held in found.held if held.thing == thing]
+        if tokens and holder not in tokens and not isinstance(resource.acquire_args, PermitArgs):
+            return False
+        try:
+            return await self.views.confirms(found, until)
+        except (Disconnected, ServerError, LockError):  # nobody says a deadlock of which nobody is sure
+            return False
 
     async def _read(self, until: float) -> Snapshot:
         entries = await self.registry.some_entries(MAX_SEARCHED, until) or []

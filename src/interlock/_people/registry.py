@@ -22,6 +22,7 @@ from interlock._client.error_texts import server_error, visible_cause
 from interlock._client.places import line_of
 from interlock._client.self_wait import lasts, name_of_caller, section_of
 from interlock._people.answers import Answers
+from interlock._people.machine import is_gone, this_machine
 from interlock._people.observation import trace_id_of
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
@@ -45,7 +46,6 @@ from interlock.primitives.registry import (
     ReportCall,
     caller_id_in,
     encode_entry,
-    group_by_name,
     read_message,
 )
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from interlock._client.waiting import Waiters
     from interlock._people.answers import Answer
     from interlock._protocol.types import AutoResetEvent, Message, Server
-    from interlock.primitives.registry import Listed, Party
+    from interlock.primitives.registry import Party
 
 REPORT_DELAY: Final = 1.0  # seconds until the first look: a section that is over by then costs no message
 CALL_TIMEOUT: Final = 1.0  # seconds that one report may take
@@ -117,6 +117,8 @@ class Registry:
         attempts = [*list(self.waiters.registered.values()), *self.cohorts.waiting()]
         waits = [each for each in attempts if each.waits_since < FOREVER and not each.abandoned]
         holds = self.book.held() if self.writes else []
+        granted = {grant.attempt for grant in holds}  # its caller may not have run since, but waits no more
+        waits = [each for each in waits if each not in granted]
         self.next_look = now + REPORT_INTERVAL if holds or waits else FOREVER  # first: look() may be called meanwhile
         if self.writes and now >= self.refused_until:
             await self._report(
@@ -139,6 +141,7 @@ class Registry:
                 sys.modules["interlock"].__version__,
                 [self.held_item(grant, now) for grant in holds],
                 [self.waiting_item(attempt, now) for attempt in waits],
+                this_machine(),
             )
             ttl_ms = str(int(ENTRY_TTL * 1000))
             await self._send(ReportCall(str(self.process), self.session_id, ttl_ms, entry).message, tokens)
@@ -209,9 +212,12 @@ class Registry:
 
     def waiting_item(self, attempt: Attempt, now: float) -> Item:
         """What an entry says of this wait."""
-        return self._item(attempt, attempt.token, None, now - attempt.waits_since)
+        is_local = attempt.token not in self.waiters.registered
+        return self._item(attempt, attempt.token, None, now - attempt.waits_since, local=is_local)
 
-    def _item(self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False) -> Item:
+    def _item(
+        self, attempt: Attempt, token: str, fence: int | None, age: float, *, lasting: bool = False, local: bool = False
+    ) -> Item:
         resource, caller = attempt.resource, caller_of(attempt)
         args = resource.acquire_args
         permits, limit = (int(args.permits), int(args.limit)) if isinstance(args, PermitArgs) else (1, 1)
@@ -229,6 +235,7 @@ class Registry:
             limit,
             int(lasting),
             "" if caller is None else token_part(name_of_caller(caller)),
+            int(local),
         )
 
     # What all sessions have
@@ -242,8 +249,10 @@ class Registry:
         said, party = await self._find(token, until)
         if said is None or party is None:
             return None
-        later = now - said.asked_at
-        return Holding(printable(party.place), party.seconds + later, party.reported_ago if party.is_silent else 0.0)
+        # Who was waiting when its process last said so: for how long it has held since then, nobody knows.
+        seconds = None if party.fence is None else party.seconds + now - said.asked_at
+        silent_for = party.reported_ago if party.is_silent else 0.0
+        return Holding(printable(party.place), seconds, silent_for, party.gone)
 
     async def holder_waits(self, token: str, until: float) -> bool:
         """Whether the holder with this token waits for something, as its process has said lately."""
@@ -268,9 +277,13 @@ class Registry:
             (each for entry in entries for part in entry for _, each in part if each.token == token), None
         )
 
-    async def read(self, query: Callable[..., Awaitable[Any]], pattern: str = "*") -> list[Listed]:
-        """What all processes hold and wait for. `query`: that of the Core. Raises Unavailable or ConfigError."""
-        processes = ListReply.parse(await query(REGISTRY, *ListCall().encode())).parse_processes()
+    async def all_entries(self, query: Callable[..., Awaitable[Any]]) -> tuple[list[Entry], float]:
+        """What all processes say, and by how many seconds the server's clock is ahead of the clock of this runtime.
+
+        `query`: that of the Core. Raises Unavailable or ConfigError.
+        """
+        reply = ListReply.parse(await query(REGISTRY, *ListCall().encode()))
+        server_is_ahead, processes = reply.now_ms / 1000 - self.runtime.now(), reply.parse_processes()
         found: list[Entry] = []
         for i in range(0, len(processes), READ_BATCH):
             try:
@@ -280,7 +293,7 @@ class Registry:
                 raise Unavailable(text) from visible_cause(error)
             except ServerError as error:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
-        return group_by_name(found, pattern)
+        return found, server_is_ahead
 
     async def some_entries(self, most: int, until: float) -> list[Entry] | None:
         """The entries of all sessions, by the time `until`; None if more than `most` sessions have entries.
@@ -312,7 +325,7 @@ class Registry:
 def _parse(replies: list[tuple[Process, ReadReply]]) -> list[Entry]:
     found: list[Entry] = []
     for process, reply in replies:
-        entries = reply.parse_entries(process)
+        entries = reply.parse_entries(process, is_gone)
         found += (entry for entry in entries if entry is not None)
         if None in entries:
             log.debug("the registry has an entry of %s that this version can't read", process)

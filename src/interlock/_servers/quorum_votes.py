@@ -263,7 +263,7 @@ def _inspect_lock(votes: Votes[InspectCall, LockInspect]) -> LockInspect:
     holder, number = Counter(holder_of(vote.value) for vote in votes.replies).most_common(1)[0]
     if not holder or number < votes.majority:
         newest = max(votes.replies, key=lambda vote: vote.fence)
-        return LockInspect(b"", NO_KEY, newest.record, *_longest_queue(votes.replies, b""))
+        return LockInspect(b"", NO_KEY, newest.record, 0, *_longest_queue(votes.replies, b""))
     holding = [vote for vote in votes.replies if holder_of(vote.value) == holder]
     fence = votes.agreed_fence([vote.fence for vote in holding])
     record = next(vote.record for vote in holding if fence is None or vote.fence == fence)
@@ -273,19 +273,20 @@ def _inspect_lock(votes: Votes[InspectCall, LockInspect]) -> LockInspect:
         Counter(vote.value for vote in holding).most_common(1)[0][0],
         votes.majority_pttl([vote.pttl_ms for vote in holding]),
         record,
+        int(sum(not vote.handed_over for vote in holding) < votes.majority),
         *_longest_queue(votes.replies, holder),
     )
 
 
-def _longest_queue(replies: Sequence[LockInspect], holder: bytes) -> tuple[int, list[bytes]]:
-    """The longest queue: the number of its waiters, and their tokens.
+def _longest_queue(replies: Sequence[LockInspect], holder: bytes) -> tuple[int, int, list[bytes]]:
+    """The longest queue: how many have left it, the number of its waiters, and their tokens.
 
     At a server in quarantine the holder itself stands in the queue, so the holder does not count.
     """
     queues = [[each for each in vote.waiters if each != holder] for vote in replies]
     numbers = [vote.waiting - (len(vote.waiters) - len(queue)) for vote, queue in zip(replies, queues, strict=True)]
     longest = numbers.index(max(numbers))
-    return numbers[longest], queues[longest]
+    return replies[longest].departed, numbers[longest], queues[longest]
 
 
 def _revoke(votes: Votes[RevokeCall, DoneReply], _rules: QuorumRules) -> DoneReply | None:

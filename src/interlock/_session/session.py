@@ -33,6 +33,7 @@ from interlock._people.looks import Looks
 from interlock._people.observed import BY_CALLERS, by_workers
 from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
+from interlock._people.views import Views
 from interlock._protocol.names import token_part
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
@@ -110,7 +111,8 @@ class Session:
             all_books,
             writes=self.writes_registry,
         )
-        self.deadlocks = DeadlockSearch(self.registry)
+        self.views = Views(self.registry)
+        self.deadlocks = DeadlockSearch(self.registry, self.views)
         registry.task = Looks(
             self.registry,
             LongWaits(self.runtime, self.registry.holding, self.cohorts.blocking, self.deadlocks.say),

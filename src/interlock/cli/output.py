@@ -15,13 +15,26 @@ from typing import TYPE_CHECKING, Final, Literal
 from rich.console import Console
 from rich.text import Text
 
+from interlock._people.motion import MOVES, STUCK
 from interlock.cli.escape import discard_output, safe
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
     from typing import TextIO
 
-__all__ = ["console", "print_json", "print_rows", "print_table", "quiet", "safe", "shortened", "span", "styled"]
+__all__ = [
+    "callers",
+    "console",
+    "moves",
+    "print_json",
+    "print_rows",
+    "print_table",
+    "quiet",
+    "safe",
+    "shortened",
+    "span",
+    "styled",
+]
 
 PLAIN_WIDTH: Final = 80  # columns, of no terminal that says how many it has
 MAX_TEXT: Final = 300  # characters of a value of somebody else
@@ -89,6 +102,22 @@ def span(seconds: float) -> str:
             more = whole % size // rest
             return f"{whole // size} {unit}" + (f" {more} {smaller}" if more else "")
     return f"{whole} s"
+
+
+def callers(processes: int, number: int) -> str:
+    """How many callers wait, and in how many processes: everywhere in the same words."""
+    if not number:
+        return "-"
+    return f"{processes} process{'es' * (processes != 1)}, {number} caller{'s' * (number != 1)}"
+
+
+def moves(motion: str, handovers: float | None, unchanged: float | None) -> str:
+    """Whether a name for which callers wait moves or is stuck, in a column."""
+    if motion == STUCK:
+        return f"STUCK {span(unchanged or 0.0)}"
+    if motion == MOVES:
+        return "yes" if handovers is None else f"{handovers:.2g}/s" if handovers < 10 else f"{handovers:.0f}/s"
+    return ""
 
 
 @contextlib.contextmanager

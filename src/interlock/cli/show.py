@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.text import Text
 
+from interlock._people.motion import STUCK
 from interlock.cli.exit_status import NOTHING_THERE
-from interlock.cli.lookup import MOST, Holder, Party, View, Waiter, look
+from interlock.cli.lookup import LISTED, MOST, Holder, Party, View, Waiter, look
 from interlock.cli.options import TIME, AsJson, Name, Prefix, Urls, connect
-from interlock.cli.output import console, print_json, print_rows, safe, shortened, span
+from interlock.cli.output import callers, console, moves, print_json, print_rows, safe, shortened, span
 from interlock.primitives.codes import OTHER
 from interlock.primitives.registry import SILENT_AFTER
+from interlock.primitives.view import HANDING_OVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "describe", "describe_party", "nothing_known"]
 
-FIRST: Final = 10  # holders and waiters, for people; programs get a hundred
-STYLES: Final = {"free": "green", "open": "green", "held": "yellow", "counting": "yellow", "waiting": "yellow"}
+FIRST: Final = 10  # holders and waiters, for people
+MOST_JSON: Final = 100  # the same, for programs
+STYLES: Final = {
+    HANDING_OVER: "yellow",
+    "free": "green",
+    "open": "green",
+    "held": "yellow",
+    "counting": "yellow",
+    "waiting": "yellow",
+}
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -50,7 +61,10 @@ def show(
 ) -> int:
     """Say who holds a name, where, since when and for how long; and who waits for it."""
     with connect(url, prefix, "interlock show") as locks:
-        view = look(locks, name, MOST if every else 100 if as_json else FIRST)
+        view = look(locks, name, MOST if every else LISTED, twice=True)
+    if not every:
+        most = MOST_JSON if as_json else FIRST
+        view = replace(view, holders=view.holders[:most], waiters=view.waiters[:most])
     if as_json:
         print_json(view.as_json())
     elif not view.is_known:
@@ -74,21 +88,27 @@ def describe(out: Console, view: View) -> None:
     out.print(Text.assemble((safe(view.name), "bold"), f"  {view.kind}"))
     rows = list[tuple[str, Text | str]]()
     rows.append(("state", _state(view)))
+    if view.motion:
+        rows.append((view.motion, _motion(view)))
     rows += _of_kind(view)
     if len(view.holders) == 1:
-        rows += [("holder" if not i else "", text) for i, text in enumerate(describe_party(view.holders[0]))]
+        title = "holder" if view.holders[0].confirmed else "to"
+        rows += [(title if not i else "", text) for i, text in enumerate(describe_party(view.holders[0]))]
         rows += _of_holder(view.holders[0])
     elif view.fence and not view.holders:
         rows.append(("last fence", str(view.fence)))
     print_rows(out, rows)
     if len(view.holders) > 1:
-        _print_parties(out, "holders", view.holders, view.holding)
+        _print_parties(out, f"holders ({view.holding})", view.holders, view.holding)
     if view.waiting:
-        _print_parties(out, "waiters, in order", view.waiters, view.waiting)
+        title = f"waiters, in order ({callers(view.processes, view.waiting)})"
+        _print_parties(out, title, view.waiters, view.waiting)
 
 
 def _state(view: View) -> Text:
     text = Text.assemble((view.state, STYLES.get(view.state, "red")))
+    if view.state == HANDING_OVER:  # to the holder below, which has not begun its section yet
+        return text
     holder = view.holders[0] if len(view.holders) == 1 else None
     if holder is not None and holder.since is not None:
         text.append(f" for {span(holder.since)}")
@@ -102,6 +122,14 @@ def _state(view: View) -> Text:
     if view.broken is not None:
         text.append(f": {safe(view.broken)}")
     return text
+
+
+def _motion(view: View) -> Text:
+    """Whether it moves or is stuck, for the callers that wait."""
+    if view.motion == STUCK:
+        return Text(f"nobody else was granted it for {span(view.unchanged or 0.0)}, while others wait: stuck", "red")
+    served = "" if view.handovers is None else f", {moves(view.motion, view.handovers, None)} from process to process"
+    return Text(f"it passes from holder to holder{served}")
 
 
 def _of_kind(view: View) -> list[tuple[str, Text | str]]:
@@ -163,20 +191,22 @@ def describe_party(party: Party) -> list[str]:
         lines.append(f"at {party.place}")
     if party.trace_id:
         lines.append(f"trace {party.trace_id}")
-    if party.reported_ago is not None and party.reported_ago > SILENT_AFTER:
+    if party.gone or (party.reported_ago is not None and party.reported_ago > SILENT_AFTER):
         lines.append(_silence(party))
     return lines
 
 
 def _silence(party: Party) -> str:
     text = f"its process has not reported for {span(party.reported_ago or 0)}: it may be dead"
+    if party.gone:
+        text = "its process has ended"
     if isinstance(party, Holder) and party.remaining is not None:
         text += f"; its lease ends in {span(party.remaining)}"
     return text
 
 
 def _print_parties(out: Console, title: str, parties: Sequence[Holder | Waiter], number: int) -> None:
-    out.print(Text(f"  {title} ({number})", "dim"))
+    out.print(Text(f"  {title}", "dim"))
     for i, party in enumerate(parties, 1):
         first, *more = describe_party(party)
         more_of_it = list[str]()

@@ -98,5 +98,6 @@ ELECTION: Final = Kind(
     record_in,
     marker_in,
     LOCK_RULES,
+    holds_end=False,
     short="elect",
 )

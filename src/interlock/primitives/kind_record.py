@@ -48,6 +48,8 @@ class Kind(NamedTuple):
     """Whether somebody holds it; else a revocation breaks it for all that wait."""
     becomes_free: bool = True
     """Whether a person can wait until it is free."""
+    holds_end: bool = True
+    """Whether a holder is expected to give it back soon; else nobody that waits for it is stuck."""
     value_is_holder: bool = True
     """Whether the key has the value of its one holder, so that a revocation names this value; else it names a token."""
     may_join_multi: bool = False

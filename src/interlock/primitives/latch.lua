@@ -162,7 +162,9 @@ elseif verb == 'revoke' then
 elseif verb == 'inspect' then
   local max_waiters = ARGV[2]
   if not read_latch() then return redis.error_reply('WRONGTYPE ' .. record) end
+  local handed_over = {}  -- a latch has no holder
+  --include living
   return {generation or '', tonumber(call('HGET', LATCH, 'count') or 0), left or 0, call('PTTL', LATCH), reason or '',
-    call('ZCARD', QUEUE), unpack(call('ZRANGE', QUEUE, 0, max_waiters - 1))}
+    waiting, unpack(waiters)}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -64,7 +64,10 @@
 --   keys     command  argument...
 --                             RETURN {key...}
 --                             the arguments that are keys of the command
---   inspect  max waiters      RETURN {value | "", pttl ms, record | "", number of waiters, token...}
+--   inspect  max waiters      RETURN {value | "", pttl ms, record | "", handed over 0|1, departed, number of waiters,
+--                                     token...}
+--                             handed over: the holder has not confirmed yet; departed: how many have left the queue
+--                             since it was last empty; waiters: those that are alive, without the holder
 
 --include message
 
@@ -394,7 +397,10 @@ elseif verb == 'inspect' then
     local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     if left_ms > 0 then holder, pttl = '!quarantine:' .. evidence, left_ms end
   end
-  return {holder or '', pttl, call('GET', RECORD) or '', call('ZCARD', QUEUE),
-    unpack(call('ZRANGE', QUEUE, 0, max_waiters - 1))}
+  local handed_over = {}
+  if holder and call('ZSCORE', QUEUE, holder) then handed_over[holder] = true end
+  --include living
+  return {holder or '', pttl, call('GET', RECORD) or '', handed_over[holder] and 1 or 0, departed, waiting,
+    unpack(waiters)}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

@@ -121,6 +121,10 @@ class LockInspect(NamedTuple):
     """The holder's token, a marker or a foreign value; b"" if the lock is free."""
     pttl_ms: int
     record: bytes
+    handed_over: int
+    """1 if the holder has not confirmed the handover yet."""
+    departed: int
+    """How many waiters have left the queue since it was last empty."""
     waiting: int
     """How many callers wait."""
     waiters: Sequence[bytes]
@@ -134,13 +138,13 @@ class LockInspect(NamedTuple):
 
     def encode(self) -> Raw:
         """See Reply."""
-        return [self.value, self.pttl_ms, self.record, self.waiting, *self.waiters]
+        return [*self[:6], *self.waiters]
 
     @classmethod
     def parse(cls, reply: Raw) -> LockInspect:
         """Parse the reply that a script returned."""
-        value, pttl_ms, record, waiting, *waiters = reply
-        return cls(value, pttl_ms, record, waiting, waiters)
+        value, pttl_ms, record, handed_over, departed, waiting, *waiters = reply
+        return cls(value, pttl_ms, record, handed_over, departed, waiting, waiters)
 
 
 @dataclass(frozen=True)
@@ -196,21 +200,28 @@ def state_of(name: str, inspected: LockInspect) -> LockState:
 
 def add_to_view(view: View, reply: Raw) -> View:
     """See Kind."""
-    return add_state_to_view(view, parse_state(view.name, reply))
+    return add_lock_to_view(view, LockInspect.parse(reply))
 
 
-def add_state_to_view(view: View, state: LockState) -> View:
-    """Add the state of the lock of this name."""
-    from interlock.primitives.view import Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+def add_lock_to_view(view: View, inspected: LockInspect) -> View:
+    """Add what the server says of the lock of this name."""
+    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
 
+    state = state_of(view.name, inspected)
     waiters = [Waiter(**of_token(token)) for token in state.waiters]
-    view = replace(view, fence=state.fence, waiters=waiters, waiting=state.waiting)
+    view = replace(view, fence=state.fence, waiters=waiters, waiting=state.waiting, departed=inspected.departed)
     if state.quarantined:
         return replace(view, state="quarantine", quarantine=state.remaining)
     if state.holder is None:
         return view
-    holder = Holder(**of_token(state.holder), fence=state.fence, remaining=state.remaining, revoked=state.revoked)
-    return replace(view, state="held", holders=[holder], holding=1)
+    holder = Holder(
+        **of_token(state.holder),
+        fence=state.fence,
+        remaining=state.remaining,
+        revoked=state.revoked,
+        confirmed=not inspected.handed_over,
+    )
+    return replace(view, state="held" if holder.confirmed else HANDING_OVER, holders=[holder], holding=1)
 
 
 def marker_of(value: bytes) -> bytes:

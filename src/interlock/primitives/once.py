@@ -15,7 +15,7 @@ from interlock.primitives.messages import AcquireReply, Busy, Queued, Raw, Words
 from interlock.primitives.plain import Answer
 from interlock.primitives.quorum_rules import QuorumRules
 
-from .lock import LOCK_ADVICE, LockInspect, add_state_to_view, lock_based_resource, marker_of, state_of
+from .lock import LOCK_ADVICE, LockInspect, add_lock_to_view, lock_based_resource, marker_of, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -245,7 +245,7 @@ def parse_state(name: str, reply: Raw) -> OnceState:
 
 
 def _add_to_view(view: View, reply: Raw) -> View:
-    view = add_state_to_view(view, state_of(view.name, OnceInspect.parse(reply).lock))
+    view = add_lock_to_view(view, OnceInspect.parse(reply).lock)
     state = parse_state(view.name, reply)
     last = state.last
     if last is None:

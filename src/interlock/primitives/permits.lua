@@ -54,8 +54,9 @@
 --                             RETURN {key...}
 --                             the arguments that are keys of the command
 --   inspect  max items        RETURN {record | "", sum, number of holders, number of waiters,
---                                     {holder, ms left, its share, ...}, {waiter, what it wants, ...},
---                                     ms of quarantine left, "!quarantine:<evidence>" | ""}
+--                                     {holder, ms left, its share, handed over 0|1, ...}, {waiter, what it wants, ...},
+--                                     ms of quarantine left, "!quarantine:<evidence>" | "", departed}
+--                             handed over, departed, waiters: as in lock.lua
 
 --include message
 
@@ -424,24 +425,26 @@ elseif verb == 'keys' then
   return call('COMMAND', 'GETKEYS', unpack(ARGV, 2))
 
 elseif verb == 'inspect' then
-  local last_index = ARGV[2] - 1
+  local max_waiters = ARGV[2]
   read_record()
   hand_out_permits()
-  local holders, waiters = {}, {}
-  for i, item in ipairs(call('ZRANGE', HOLDERS, 0, last_index, 'WITHSCORES')) do
-    if i % 2 == 1 then
-      holders[#holders + 1] = item
-    else
-      holders[#holders + 1] = math.max(0, math.floor(item - get_time_ms()))
-      holders[#holders + 1] = call('HGET', SHARES, holders[#holders - 1]) or ''
-    end
+  local holders, handed_over, wants = {}, {}, {}
+  local found = call('ZRANGE', HOLDERS, 0, max_waiters - 1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    local holder, ends_ms = found[i], found[i + 1]
+    handed_over[holder] = call('ZSCORE', QUEUE, holder) and true or nil
+    holders[#holders + 1] = holder
+    holders[#holders + 1] = math.max(0, math.floor(ends_ms - get_time_ms()))
+    holders[#holders + 1] = call('HGET', SHARES, holder) or ''
+    holders[#holders + 1] = handed_over[holder] and 1 or 0
   end
-  for _, item in ipairs(call('ZRANGE', QUEUE, 0, last_index)) do
-    waiters[#waiters + 1] = item
-    waiters[#waiters + 1] = string.match(call('HGET', WAITERS, item) or '', '^%d+ %d+ %d %S+ (%d+)') or ''
+  --include living
+  for i, waiter in ipairs(waiters) do
+    wants[#wants + 1] = waiter
+    wants[#wants + 1] = string.match(entries[i], '^%d+ %d+ %d %S+ (%d+)') or ''
   end
   local left_ms, evidence = apply_quarantine()
-  return {call('GET', RECORD) or '', read_sum(), call('ZCARD', HOLDERS), call('ZCARD', QUEUE), holders, waiters,
-    left_ms, left_ms > 0 and '!quarantine:' .. evidence or ''}
+  return {call('GET', RECORD) or '', read_sum(), call('ZCARD', HOLDERS), waiting, holders, wants,
+    left_ms, left_ms > 0 and '!quarantine:' .. evidence or '', departed}
 end
 return redis.error_reply('ERR interlock: unknown verb ' .. tostring(verb))

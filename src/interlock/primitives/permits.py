@@ -151,6 +151,8 @@ class PermitInspect(NamedTuple):
     quarantine_ms: int
     marker: bytes
     """The marker of the quarantine; b"" if there is no quarantine."""
+    departed: int
+    """How many waiters have left the queue since it was last empty."""
 
     @classmethod
     def parse(cls, reply: Raw) -> PermitInspect:
@@ -201,14 +203,14 @@ class SemaphoreState(Answer):
 
 def parse_state(name: str, reply: Raw) -> SemaphoreState:
     """Parse the reply to `inspect` into the state for users."""
-    record, used, holding, waiting, holders, waiters, quarantine_ms, _ = PermitInspect.parse(reply)
+    record, used, holding, waiting, holders, waiters, quarantine_ms, *_ = PermitInspect.parse(reply)
     fields = record.decode(errors="replace").split(" ")
     known = fields[0] == RECORD_VERSION and len(fields) > 6 and fields[1] in PERMIT_RECORD_KINDS and fields[6].isdigit()
     return SemaphoreState(
         name=name,
         limit=(int(fields[6]) or None) if known else None,
         used=used,
-        holders=tuple(_holder(*holders[i : i + 3]) for i in range(0, len(holders), 3)),
+        holders=tuple(_holder(*holders[i : i + 3]) for i in range(0, len(holders), 4)),
         waiters=tuple(
             (waiters[i].decode(errors="replace"), int(waiters[i + 1] or 0)) for i in range(0, len(waiters), 2)
         ),
@@ -232,9 +234,9 @@ def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
 
 
 def _add_to_view(view: View, reply: Raw) -> View:
-    from interlock.primitives.view import Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
 
-    state, is_rwlock = parse_state(view.name, reply), view.kind == RWLOCK.name
+    state, is_rwlock, inspected = parse_state(view.name, reply), view.kind == RWLOCK.name, PermitInspect.parse(reply)
 
     def shares(number: int) -> dict[str, Any]:
         return {"side": "write" if number == ALL_PERMITS else "read"} if is_rwlock else {"permits": number}
@@ -246,12 +248,14 @@ def _add_to_view(view: View, reply: Raw) -> View:
             fence=each.fence,
             remaining=each.remaining,
             revoked=each.revoked,
+            confirmed=not handed_over,
         )
-        for each in state.holders
+        for each, handed_over in zip(state.holders, inspected.holders[3::4], strict=True)
     ]
+    is_held = any(holder.confirmed for holder in holders)
     view = replace(
         view,
-        state="held" if holders else "free",
+        state="held" if is_held else HANDING_OVER if holders else "free",
         holders=holders,
         holding=state.holding,
         waiters=[Waiter(**of_token(token), **shares(number)) for token, number in state.waiters],
@@ -259,6 +263,7 @@ def _add_to_view(view: View, reply: Raw) -> View:
         fence=state.fence,
         limit=None if is_rwlock else state.limit,
         used=None if is_rwlock else state.used,
+        departed=inspected.departed,
     )
     if state.quarantine:
         return replace(view, state="quarantine", quarantine=state.quarantine)

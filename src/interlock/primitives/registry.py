@@ -17,7 +17,7 @@ from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from interlock._protocol.types import Message
     from interlock.primitives.messages import DoneReply, Raw, Words
@@ -53,9 +53,9 @@ class Party(Answer):
     place: str
     """File and line where its code acquires."""
     seconds: float
-    """For how long it has held or waited."""
+    """For how long it has held or waited; 0 if nobody knows."""
     reported_ago: float
-    """Seconds since its process has last said so. A living process says so every few seconds."""
+    """Seconds since its process has last said so; 0 if it has not. A living process says so every few seconds."""
     trace_id: str
     """Of the trace in which it acquires, if there is one; else ""."""
     caller_id: str
@@ -66,6 +66,12 @@ class Party(Answer):
     """How many permits there are, as it says; 0 if it does not say."""
     lasting: bool = False
     """Whether nothing but the end of its own `with` or decorated call ends its lease."""
+    confirmed: bool = True
+    """False while it is handed over to this caller, which has not begun its section yet."""
+    gone: bool = False
+    """Whether its process has ended: known of processes on this host only."""
+    local: bool = False
+    """Whether it waits behind another caller of its process, and not in the server's queue."""
 
     @property
     def process(self) -> str:
@@ -75,12 +81,12 @@ class Party(Answer):
     @property
     def who(self) -> str:
         """Label, host, process, and thread or task."""
-        return f"{self.label}@{self.process}/{self.caller}".removeprefix("@")
+        return f"{self.label}@{self.process}/{self.caller}".removeprefix("@") if self.host else self.token
 
     @property
     def is_silent(self) -> bool:
-        """Whether its process has missed several reports: it is dead, stopped, or cut off from the server."""
-        return self.reported_ago > SILENT_AFTER
+        """Whether its process has ended, or has missed several reports: it is dead, stopped, or cut off."""
+        return self.gone or self.reported_ago > SILENT_AFTER
 
 
 class Holding(NamedTuple):
@@ -88,20 +94,28 @@ class Holding(NamedTuple):
 
     place: str
     """File and line where it acquired the lease."""
-    seconds: float
-    """For how long it has held the lease."""
+    seconds: float | None
+    """For how long it has held the lease; None if its process has not said yet that it holds it."""
     silent_for: float
     """Seconds since its process has last been heard of, if that is long; else 0."""
+    gone: bool = False
+    """Whether its process has ended."""
 
     def sentence(self) -> str:
         """For messages."""
         silent = f"; its process has said nothing for {self.silent_for:.0f} s" if self.silent_for else ""
-        return f"It was acquired {self.seconds:.3g} s ago at {self.place}{silent}"
+        silent = "; its process has ended" if self.gone else silent
+        ago = "" if self.seconds is None else f" {self.seconds:.3g} s ago"
+        return f"It was acquired{ago} at {self.place}{silent}"
 
 
 @dataclass(frozen=True)
 class Listed(Answer):
-    """One synchronizer, and the callers that hold it or wait for it, as their processes said a moment ago."""
+    """One synchronizer, and the callers that hold it or wait for it.
+
+    The server says who holds it and who stands in its queue. The processes say the rest: where in their code, since
+    when, and which callers wait behind others of their process.
+    """
 
     kind: str
     """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock."""
@@ -111,7 +125,17 @@ class Listed(Answer):
     holders: tuple[Party, ...]
     """Those that hold it, the oldest first."""
     waiters: tuple[Party, ...]
-    """Those that wait for it, the oldest first."""
+    """Those that wait for it, the oldest first; the first thousand of the server's queue."""
+    waiting: int = 0
+    """How many callers wait."""
+    processes: int = 0
+    """In how many processes they wait."""
+    motion: str = ""
+    """If callers wait: "moves" if it passes from holder to holder, "stuck" if it does not; "" if nobody can tell."""
+    handovers: float | None = None
+    """If it moves: waiters that leave the server's queue, a second; None if nobody has counted them."""
+    unchanged: float | None = None
+    """Seconds since it was last granted to anybody."""
 
 
 REGISTRY: Final = Resource("registry", "processes", load("registry"), (INDEX,))  # as its errors name it
@@ -140,14 +164,20 @@ class Item(NamedTuple):
     caller: str = ""
     """The name of its thread or task. The token names another one, if the lease or the place in the queue has passed
     from caller to caller."""
+    local: int = 0
+    """1 if it waits behind another caller of its process, and not in the server's queue."""
 
 
-def encode_entry(library: str, holds: Sequence[Item], waits: Sequence[Item]) -> str:
-    """The entry of a session, made with this version of the library. Of too much, the beginning of both lists stays."""
+def encode_entry(library: str, holds: Sequence[Item], waits: Sequence[Item], machine: str = "") -> str:
+    """The entry of a session, made with this version of the library. Of too much, the beginning of both lists stays.
+
+    `machine`: where its process id means this process; "" if nobody knows.
+    """
     entry = json.dumps(
         {
             "v": ENTRY_VERSION,
             "library": library,
+            "machine": machine,
             "holds": [item._replace(age=round(item.age, 3)) for item in holds],
             "waits": [item._replace(age=round(item.age, 3)) for item in waits],
         },
@@ -155,7 +185,7 @@ def encode_entry(library: str, holds: Sequence[Item], waits: Sequence[Item]) -> 
     )
     if len(entry) <= MAX_ENTRY:
         return entry
-    return encode_entry(library, holds[: len(holds) // 2], waits[: len(waits) // 2])
+    return encode_entry(library, holds[: len(holds) // 2], waits[: len(waits) // 2], machine)
 
 
 class Entry(NamedTuple):
@@ -168,8 +198,17 @@ class Entry(NamedTuple):
 NOTHING: Final = Entry((), ())
 
 
-def parse_entry(process: Process, stored: bytes, now_ms: float) -> Entry | None:
-    """Parse what is stored for a session of this process. None if this version can't read it: nobody vouches for it."""
+def _is_known_nowhere(_machine: str, _pid: int) -> bool:
+    return False
+
+
+def parse_entry(
+    process: Process, stored: bytes, now_ms: float, is_gone: Callable[[str, int], bool] = _is_known_nowhere
+) -> Entry | None:
+    """Parse what is stored for a session of this process. None if this version can't read it: nobody vouches for it.
+
+    `is_gone`: whether this process of a machine has surely ended.
+    """
     try:
         if len(stored) > MAX_READ:
             return None
@@ -181,13 +220,14 @@ def parse_entry(process: Process, stored: bytes, now_ms: float) -> Entry | None:
         fields = json.loads(text)
         if fields["v"] != ENTRY_VERSION:
             return None
-        holds, waits = (_items(process, fields[part], ago) for part in ("holds", "waits"))
+        gone = is_gone(str(fields.get("machine", "")), process.pid)
+        holds, waits = (_items(process, fields[part], ago, gone=gone) for part in ("holds", "waits"))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last: of a number without end
         return None
     return Entry(holds, waits)
 
 
-def _items(process: Process, stored: Any, ago: float) -> list[tuple[Item, Party]]:
+def _items(process: Process, stored: Any, ago: float, *, gone: bool) -> list[tuple[Item, Party]]:
     found: list[tuple[Item, Party]] = []
     for fields in stored:
         # A later version may add fields behind these.
@@ -197,14 +237,14 @@ def _items(process: Process, stored: Any, ago: float) -> list[tuple[Item, Party]
                 raise TypeError
         if not 0 <= float(item.age) <= MAX_SECONDS:
             raise ValueError
-        for number in (item.fence or 0, item.permits, item.limit, item.lasting):
+        for number in (item.fence or 0, item.permits, item.limit, item.lasting, item.local):
             if not 0 <= int(number) < 1 << 63:
                 raise ValueError
-        found.append((item, party_of(process, item, ago)))
+        found.append((item, party_of(process, item, ago, gone=gone)))
     return found
 
 
-def party_of(process: Process, item: Item, ago: float) -> Party:
+def party_of(process: Process, item: Item, ago: float, *, gone: bool = False) -> Party:
     """The party of an item that this process has said so many seconds ago."""
     return Party(
         token=item.token,
@@ -221,6 +261,8 @@ def party_of(process: Process, item: Item, ago: float) -> Party:
         permits=int(item.permits),
         limit=int(item.limit),
         lasting=bool(item.lasting),
+        gone=gone,
+        local=bool(item.local),
     )
 
 
@@ -230,7 +272,10 @@ def caller_id_in(process: Process, number: str) -> str:
 
 
 def group_by_name(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
-    """What the entries hold and wait for, by kind and name, if the name matches the pattern of a shell."""
+    """What the entries hold and wait for, by kind and name, if the name matches the pattern of a shell.
+
+    This is what processes say, and no server: see `_people/views.py`.
+    """
     things: dict[tuple[str, str, str], tuple[list[Party], list[Party]]] = {}
     for entry in entries:
         for number, part in enumerate(entry):
@@ -369,9 +414,11 @@ class ReadReply(NamedTuple):
         """Parse the reply that the script returned."""
         return cls(reply[0], reply[1:])
 
-    def parse_entries(self, process: Process) -> list[Entry | None]:
-        """Each entry of this process, or None in its place if this version can't read it."""
-        return [parse_entry(process, stored, self.now_ms) for stored in self.entries[1::2]]
+    def parse_entries(
+        self, process: Process, is_gone: Callable[[str, int], bool] = _is_known_nowhere
+    ) -> list[Entry | None]:
+        """Each entry of this process, or None in its place if this version can't read it. See parse_entry()."""
+        return [parse_entry(process, stored, self.now_ms, is_gone) for stored in self.entries[1::2]]
 
 
 def entries_key(process: str) -> str:

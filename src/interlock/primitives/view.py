@@ -6,11 +6,16 @@ that, so primitives import this module when they are asked.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.tokens import Token
 from interlock.primitives.codes import NEWER, OTHER
+
+if TYPE_CHECKING:
+    from interlock.primitives.registry import Party as Said
+
+HANDING_OVER: Final = "handing over"  # the state while the first holder has been granted it, and has not confirmed yet
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Party:
     trace_id: str | None = None
     reported_ago: float | None = None
     """How many seconds ago its process last told what it holds and waits for."""
+    gone: bool = False
+    """Whether its process has ended: known of processes on this host only."""
+    said: Said | None = field(default=None, repr=False, compare=False)
+    """What its process has said of it."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,8 @@ class Holder(Party):
     """Of a read-write lock: "read" or "write"."""
     revoked: str | None = None
     """Why the lease was revoked."""
+    confirmed: bool = True
+    """False while it is handed over: the holder has not begun its section yet."""
 
 
 @dataclass(frozen=True)
@@ -69,17 +80,31 @@ class View:
     """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock. "plain key": of
     another library; "other data", "another version"; None: nothing."""
     state: str
-    """free, held, quarantine; of a latch: counting, open, revoked; of a barrier: waiting, broken; else unknown."""
+    """free, held, handing over, quarantine; of a latch: counting, open, revoked; of a barrier: waiting, broken; else
+    unknown."""
     holders: list[Holder] = field(default_factory=list[Holder])
     holding: int = 0
     """How many hold: `holders` has the first ones."""
     waiters: list[Waiter] = field(default_factory=list[Waiter])
     """In order."""
     waiting: int = 0
+    """How many callers wait: those in the server's queue, and those that their processes let wait behind these."""
+    processes: int = 0
+    """In how many processes they wait."""
+    departed: int | None = None
+    """How many waiters have left the server's queue since it was last empty."""
     fence: int | None = None
     """Of the newest grant."""
     quarantine: float | None = None
     """Seconds for which nothing is granted, since a lease may have been lost that is alive."""
+    motion: str = ""
+    """If callers wait: "moves" if it passes from holder to holder, "stuck" if it does not; "" if nobody can tell."""
+    handovers: float | None = None
+    """If it moves: waiters that leave the server's queue, a second; None if nobody has counted them."""
+    unchanged: float | None = None
+    """Seconds since it was last granted to anybody."""
+    now: float | None = None
+    """When this was true, by the server's clock: seconds since 1970."""
     limit: int | None = None
     used: int | None = None
     count: int | None = None
@@ -103,13 +128,18 @@ class View:
     @property
     def is_busy(self) -> bool:
         """Whether somebody who asks now has to wait: for a holder, a quarantine, or a latch."""
-        if self.state == "held" and self.limit is not None and self.used is not None:
+        if self.state in {"held", HANDING_OVER} and self.limit is not None and self.used is not None:
             return self.used >= self.limit or self.waiting > 0
-        return self.state in {"held", "quarantine", "counting"}
+        return self.state in {"held", HANDING_OVER, "quarantine", "counting"}
 
     def as_json(self) -> dict[str, Any]:
         """The view for --json."""
-        return asdict(self)
+        bare = replace(self, holders=[replace(each, said=None) for each in self.holders],
+                       waiters=[replace(each, said=None) for each in self.waiters])  # fmt: skip
+        fields = asdict(bare)
+        for party in (*fields["holders"], *fields["waiters"]):
+            del party["said"]
+        return fields
 
 
 def of_token(token: str, ours: str | None = None) -> dict[str, Any]:

@@ -24,6 +24,7 @@ __all__ = ["Finding", "Level", "by_level", "findings", "of_callers"]
 
 MAX_LATENCY: Final = 0.05  # seconds
 MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
+MAY_BE: Final = "it is dead, stopped or cut off"
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -231,8 +232,8 @@ def of_callers(things: Sequence[Listed]) -> Iterator[Finding]:
         yield Finding(
             Level.WARNING,
             process,
-            f"holds {thing.kind} {thing.name!r} since {party.place}{more}, and has said nothing for "
-            f"{party.reported_ago:.0f} s: it is dead, stopped or cut off",
+            f"holds {thing.kind} {thing.name!r} since {party.place}{more}, and "
+            + ("has ended" if party.gone else f"has said nothing for {party.reported_ago:.0f} s: {MAY_BE}"),
             "Look at that process. If it is dead, its leases end by themselves: "
             f"interlock show {shlex.quote(thing.name)} says when",
         )

@@ -30,8 +30,8 @@ interlock top 'stock:*'          a pattern as in a shell: * ? [abc]
 interlock top --once             one snapshot as plain text; so without a terminal, too
 interlock top --json | jq '.deadlocks'
 
-Each process says itself what it holds and waits for, some seconds late; `interlock ls --help` says what is missing.
-Callers that wait for each other stand at the top, with the lines of their code.
+The server says who holds and who waits; processes say where in their code, some seconds late. `interlock ls --help`
+says what is missing. Callers that wait for each other stand at the top, then what is stuck.
 
 Exit status: 0, 64 for a bad option, 69 if no server answers (only without a live view, which waits for it), 130 after
 Ctrl-C. It changes nothing."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._protocol.run import run
 from interlock._protocol.types import Disconnected
-from interlock.cli.lookup import MOST, View, look
+from interlock.cli.lookup import MOST, View, look, look_at_all
 from interlock.cli.options import connect
 from interlock.errors import LockError
 from interlock.primitives.deadlocks import Deadlocked, ThingName, find
@@ -64,7 +64,12 @@ class Snapshot:
     @property
     def waiting(self) -> int:
         """How many callers wait."""
-        return sum(len(each.waiters) for each in self.things)
+        return sum(each.waiting for each in self.things)
+
+    @property
+    def waiting_processes(self) -> int:
+        """In how many processes they wait."""
+        return len({party.process for each in self.things for party in each.waiters})
 
     @property
     def silent(self) -> int:
@@ -117,7 +122,7 @@ class Source:
     def gather(self, details: ThingName | None = None) -> Snapshot:
         """What the server knows now. Raises Unavailable or ConfigError."""
         locks = self.locks()
-        every = locks.ls()
+        every = look_at_all(locks)
         ping = locks.ping()  # over the connection that the list has opened
         return Snapshot(
             url=self.url,

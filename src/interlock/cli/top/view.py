@@ -10,8 +10,9 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
+from interlock._people.motion import MOVES, STUCK
 from interlock.cli.escape import safe
-from interlock.cli.output import span
+from interlock.cli.output import callers, moves, span
 from interlock.cli.show import describe, nothing_known
 from interlock.primitives.deadlocks import name_of
 from interlock.primitives.kinds import KINDS
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["SORTS", "State", "draw", "press", "rows_of"]
 
 SORTS: Final[dict[str, Callable[[Listed], Any]]] = {  # by name: the smallest key stands first
-    "waiting": lambda row: (-len(row.waiters), -_oldest(row.waiters), -_oldest(row.holders), name_of(row)),
+    "stuck": lambda row: (_rank(row), -row.waiting, -_oldest(row.waiters), -_oldest(row.holders), name_of(row)),
     "oldest": lambda row: (-max(_oldest(row.holders), _oldest(row.waiters)), name_of(row)),
     "name": lambda row: (row.name, row.kind, row.prefix),
 }
-HEADS: Final = ("NAME", "KIND", "HELD", "WAITING", "HOLDER", "AT")
+HEADS: Final = ("NAME", "KIND", "HELD", "WAITING", "MOVES", "HOLDER", "AT")
+FLEXIBLE: Final = (0, 5, 6)  # the columns that share what the others leave
+BY: Final = {"stuck": "stuck", "oldest": "oldest", "name": "by name,"}
 GAP: Final = 2  # columns between two cells
 MIN_FLEXIBLE: Final = 8  # columns that a name, a holder and a place get, at least
 SMALL: Final = 12  # lines that the rest needs at least, so that the selected row gets lines of its own
@@ -42,23 +45,30 @@ HELP_PAGE: Final = """\
 up down j k         select another row; in the details: scroll
 page up page down   the same, by a page
 home end g G        the first row, the last row
-enter               the details of the row: every holder and waiter, and where in its code it is
+enter               the details: every holder and waiter, and its line of code
 escape              back; or no filter
-/                   only rows with this text in the name, a holder or a place; enter ends the text
-s                   sort: most waiters first, oldest first, by name
+/                   only rows with this text; enter ends the text
+s                   sort: what is stuck first, the oldest first, by name
 r                   ask the server now
 q, Ctrl-C           quit
 
-HELD is for how long the oldest holder has had it. WAITING is how many callers wait, and how long the oldest of them has
-waited. AT is the line of the user's code where the oldest holder acquired it. Each process says all this itself, some
-seconds late; a process that has said nothing for 15 s is silent: it is dead, stopped, or cut off from the server."""
+HELD     for how long the oldest holder has had it
+WAITING  how many processes (p) and callers (c) wait, and how long the oldest
+MOVES    STUCK: callers wait, and nobody was granted it for ten times as long
+         as its holds usually last (30 s, if nobody knows); 12/s: so many
+         waiters leave the server's queue in a second
+HOLDER   "handing over to": it has not begun its section yet
+AT       the line of the user's code where the oldest holder acquired it
+
+The server says who holds and who queues. The processes say the rest, some
+seconds late. One that has said nothing for 15 s, or has ended, is SILENT."""
 
 
 @dataclass(frozen=True)
 class State:
     """What the person has chosen."""
 
-    sort: str = "waiting"
+    sort: str = "stuck"
     filter: str = ""
     typing: str | None = None
     """The text of the filter while the person types it."""
@@ -70,6 +80,15 @@ class State:
     scroll: int = 0
     """Lines of the details or of the help that are out of sight, above."""
     quits: bool = False
+
+
+def _rank(row: Listed) -> tuple[int, float]:
+    """First what is stuck, then what does not move as far as anybody can tell, then what moves."""
+    if not row.waiting:
+        return 3, 0.0
+    if row.motion == STUCK:
+        return 0, 0.0
+    return (2, 0.0) if row.motion == MOVES else (1, -(row.unchanged or 0.0))
 
 
 def _oldest(parties: Sequence[Party]) -> float:
@@ -172,7 +191,7 @@ def draw(state: State, snapshot: Snapshot, width: int, height: int, now: float) 
     if state.page == "list":
         body = _list(state, snapshot, width, height - len(head), age)
     else:
-        lines = _help(width) if state.page == "help" else _details(state, snapshot, width, age)
+        lines = _help(width) if state.page == "help" else _details(state, snapshot, width)
         body = _scrolled(lines, state.scroll, height - len(head) - 1)
         body.append(Text(DETAILS_HELP, "dim"))
     drawn = [*head, *body][:height]
@@ -198,10 +217,9 @@ def _heading(state: State, snapshot: Snapshot, width: int, age: float) -> Iterat
         yield Text(f"the last answer is {span(age)} old; asking again", "bold yellow")
     silent = f" ({snapshot.silent} silent)" if snapshot.silent else ""
     chosen = f', filter "{safe(state.filter)}"' if state.filter else ""
+    waiting = callers(snapshot.waiting_processes, snapshot.waiting).replace("-", "0 callers")
     processes = "1 process" if snapshot.processes == 1 else f"{snapshot.processes} processes"
-    yield Text(
-        f"{snapshot.holding} held, {snapshot.waiting} waiting, {processes}{silent}; sorted by {state.sort}{chosen}"
-    )
+    yield Text(f"{snapshot.holding} held; {waiting} wait; {processes}{silent} in all; {BY[state.sort]} first{chosen}")
 
 
 def _list(state: State, snapshot: Snapshot, width: int, height: int, age: float) -> list[Text]:
@@ -241,21 +259,32 @@ def _table(every: Sequence[Listed], rows: Sequence[Listed], state: State, width:
 
 
 def _style(row: Listed) -> str:
-    if any(each.is_silent for each in row.holders):
+    if row.motion == STUCK or any(each.is_silent for each in row.holders):
         return "red"
-    return "yellow" if row.waiters else ""
+    return "yellow" if row.waiting else ""
 
 
 def _cells(row: Listed, age: float) -> tuple[str, ...]:
-    waiting, holder = len(row.waiters), row.holders[0] if row.holders else None
-    waits = f"{waiting}  {_short(row.waiters[0].seconds + age)}" if waiting else "-"
+    holder, oldest = row.holders[0] if row.holders else None, _oldest(row.waiters)
+    waited = f" {_short(oldest + age)}" if oldest else ""
+    waits = f"{row.processes}p {row.waiting}c{waited}" if row.waiting else "-"
     kind = (row.kind in KINDS and KINDS[row.kind].short) or row.kind
+    motion = moves(row.motion, row.handovers, None).partition(" ")[0]  # STUCK: HELD says for how long
     if holder is None:
-        return (safe(row.name), safe(kind), "-", waits, "nobody", safe(row.waiters[0].place) if waiting else "")
+        return (
+            safe(row.name),
+            safe(kind),
+            "-",
+            waits,
+            motion,
+            "nobody",
+            safe(row.waiters[0].place) if row.waiters else "",
+        )
     more = f"+{len(row.holders) - 1} " if len(row.holders) > 1 else ""
     silent = "SILENT " if holder.is_silent else ""
-    return (safe(row.name), safe(kind), _short(holder.seconds + age), waits, f"{silent}{more}{safe(holder.who)}",
-            safe(holder.place))  # fmt: skip
+    handover = "" if holder.confirmed else "handing over to "
+    return (safe(row.name), safe(kind), _short(holder.seconds + age), waits, motion,
+            f"{silent}{handover}{more}{safe(holder.who)}", safe(holder.place))  # fmt: skip
 
 
 def _short(seconds: float) -> str:
@@ -272,8 +301,8 @@ def _long(seconds: float) -> str:
 def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """The width of each column: what its cells need. If that is too much, names, holders and places share the rest."""
     needed = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
-    left = width - GAP * (len(needed) - 1) - sum(needed[1:4])
-    flexible = sorted((0, 4, 5), key=lambda i: needed[i])
+    left = width - GAP * (len(needed) - 1) - sum(size for i, size in enumerate(needed) if i not in FLEXIBLE)
+    flexible = sorted(FLEXIBLE, key=lambda i: needed[i])
     for number, i in enumerate(flexible):  # the one that needs least first: what it leaves, the others share
         needed[i] = max(MIN_FLEXIBLE, min(needed[i], left // (len(flexible) - number)))
         left -= needed[i]
@@ -304,20 +333,26 @@ def _selected(state: State, rows: Sequence[Listed], width: int, age: float) -> l
     if row is None:
         return []
     prefix = f"  prefix {safe(row.prefix)!r}" if row.prefix != "lock:" else ""
-    lines = [Text.assemble((safe(row.name), "bold"), f"  {safe(row.kind)}{prefix}")]
-    for verb, parties in (("held", row.holders), ("awaited", row.waiters)):
-        if parties:
-            lines += _party(verb, parties, width, age)
+    stuck = f"  stuck for {span((row.unchanged or 0.0) + age)}" if row.motion == STUCK else ""
+    lines = [Text.assemble((safe(row.name), "bold"), f"  {safe(row.kind)}{prefix}", (stuck, "red"))]
+    for holder in row.holders[:1]:
+        verb = "held by" if holder.confirmed else "handing over to"
+        more = f", and by {len(row.holders) - 1} more" if len(row.holders) > 1 else ""
+        lines += _party(verb, holder, more, width, age)
+    for waiter in row.waiters[:1]:
+        lines += _party("awaited by", waiter, f", of {callers(row.processes, row.waiting)}", width, age)
     return [Text("─" * width, "dim"), *lines]
 
 
-def _party(verb: str, parties: Sequence[Party], width: int, age: float) -> list[Text]:
-    first = parties[0]
-    more = f", and by {len(parties) - 1} more" if len(parties) > 1 else ""
+def _party(verb: str, first: Party, more: str, width: int, age: float) -> list[Text]:
     fence = f", fence {first.fence}" if first.fence else ""
-    text = f"{verb} by {safe(first.who)} for {span(first.seconds + age)}{fence}{more}"
-    lines = [Text(_fit(text, width - 2).rstrip()), Text(f"  at {_fit_end(safe(first.place), width - 7)}")]
-    if first.is_silent:
+    lasted = f" for {span(first.seconds + age)}" if first.seconds else ""
+    text = f"{verb} {safe(first.who)}{lasted}{fence}{more}"
+    place = safe(first.place) or "a line that its process has not told yet"
+    lines = [Text(_fit(text, width - 2).rstrip()), Text(f"  at {_fit_end(place, width - 7)}")]
+    if first.gone:
+        lines.append(Text("  its process has ended", "red"))
+    elif first.is_silent:
         ago = span(first.reported_ago + age)
         lines.append(Text(f"  its process has not reported for {ago}: dead, stopped or cut off", "red"))
     for line in lines:
@@ -351,7 +386,7 @@ def _member(member: Member, width: int) -> Iterator[Text]:
     yield line("waits for", member.thing, member.waiter.place)
 
 
-def _details(state: State, snapshot: Snapshot, width: int, age: float) -> list[Text]:
+def _details(state: State, snapshot: Snapshot, width: int) -> list[Text]:
     """What `interlock show` says of the selected name."""
     view = snapshot.details
     if state.selected is None or view is None or view.name != state.selected.name:
@@ -359,20 +394,10 @@ def _details(state: State, snapshot: Snapshot, width: int, age: float) -> list[T
         return [Text(name, "bold"), Text("asking the server ..." if not snapshot.error else "not known now", "dim")]
     if view.kind is None:
         return list(Text(nothing_known(view)).wrap(Console(), width))
-    row = next((row for row in snapshot.things if name_of(row) == state.selected), None)
-    waiters = row.waiters if row is not None else ()
-    if len(waiters) >= view.waiting:  # the processes know all of them, and those that queue in their process, too
-        view = replace(view, waiters=[], waiting=0)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="standard", highlight=False, soft_wrap=True)
     describe(out, view)
     assert isinstance(out.file, io.StringIO)
     lines = list(Text.from_ansi(out.file.getvalue()).split("\n", allow_blank=False))
-    if waiters and not view.waiting:
-        lines.append(Text(f"  waiters, the oldest first ({len(waiters)})", "dim"))
-        for i, each in enumerate(waiters, 1):
-            silent = ", silent" if each.is_silent else ""
-            lines.append(Text(f"  {i:>4}  {safe(each.who)}, for {span(each.seconds + age)}{silent}"))
-            lines.append(Text(f"        at {safe(each.place)}"))
     return [part for line in lines for part in line.wrap(Console(), width)]
 
 
