@@ -251,6 +251,17 @@ def test_a_name_that_passes_on_in_one_process_moves_without_a_number():
     assert (seen.motion, seen.handovers) == (MOVES, None)
 
 
+def test_a_name_that_nobody_uses_has_its_near_names(locks, interlock):
+    locks.once("nightx", at_most=5, key="k2").run(lambda _: None)
+    locks.lock("stock:42").acquire().release()
+    status, written, _ = interlock("show", "nightx")
+    assert status == 1
+    assert written.endswith("nobody holds it or waits. In use: nightx:key=k2\n")
+    assert interlock("show", "stokc:42")[1].endswith("In use: stock:42\n")
+    assert json.loads(interlock("show", "nightx", "--json")[1])["near"] == ["nightx:key=k2"]
+    assert "In use" not in interlock("show", "something else")[1]
+
+
 def test_characters_that_a_terminal_may_take_for_something_else_are_escaped():
     for character in "\ue000\U000f0000\u0378\u202e\u2066\u200b\x1b\x9b\ud800\u2028\U0010fffe":
         assert safe(f"a{character}b") == f"a{character.encode('unicode_escape').decode()}b"
@@ -261,6 +272,22 @@ def test_processes_and_callers_are_said_in_the_same_words():
     assert [callers(0, 0), callers(1, 1), callers(1, 12), callers(3, 12)] == [
         "-", "1 process, 1 caller", "1 process, 12 callers", "3 processes, 12 callers",
     ]  # fmt: skip
+
+
+def test_the_doctor_lists_prefixes_and_databases_in_use(server, locks, interlock):
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    host, _, _ = server.url.partition("?")
+    locks.lock("stock:42").acquire().release()
+    assert "ok       " in (line := next(each for each in interlock("doctor")[1].splitlines() if "names of" in each))
+    assert "db 0: 2 names that begin with 'lock:'" in line or "1 name that begin" in line
+    with Interlock(f"{host}?db=3", prefix="app:") as elsewhere:
+        elsewhere.lock("stock:42").acquire().release()
+        elsewhere.lock("stock:{43}").acquire().release()
+    _, written, _ = interlock("doctor")
+    assert "note" in next(each for each in written.splitlines() if "names of interlock" in each)
+    assert "db 3: 2 names that begin with 'app:'" in written
+    assert "You look at db 0 and the prefix 'lock:'" in written
 
 
 def test_a_timeout_names_one_holder_and_no_deadlock_of_a_caller_with_itself(locks, start, server):

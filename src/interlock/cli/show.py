@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import difflib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,6 +16,7 @@ from interlock.cli.exit_status import NOTHING_THERE
 from interlock.cli.lookup import LISTED, MOST, Holder, Party, View, Waiter, look
 from interlock.cli.options import TIME, AsJson, Name, Prefix, Urls, connect
 from interlock.cli.output import callers, console, moves, print_json, print_rows, safe, shortened, span
+from interlock.errors import LockError
 from interlock.primitives.codes import OTHER
 from interlock.primitives.registry import SILENT_AFTER
 from interlock.primitives.view import HANDING_OVER
@@ -23,10 +26,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from interlock.threads import Interlock
+
 __all__ = ["app", "describe", "describe_party", "nothing_known"]
 
 FIRST: Final = 10  # holders and waiters, for people
 MOST_JSON: Final = 100  # the same, for programs
+NEAR: Final = 5  # names that resemble one of which the server knows nothing
+LIKE: Final = 0.7  # how much they resemble it, at least: 1 is equal
 STYLES: Final = {
     HANDING_OVER: "yellow",
     "free": "green",
@@ -62,16 +69,30 @@ def show(
     """Say who holds a name, where, since when and for how long; and who waits for it."""
     with connect(url, prefix, "interlock show") as locks:
         view = look(locks, name, MOST if every else LISTED, twice=True)
+        near = near_names(locks, view, url) if view.kind is None else []
     if not every:
         most = MOST_JSON if as_json else FIRST
         view = replace(view, holders=view.holders[:most], waiters=view.waiters[:most])
     if as_json:
-        print_json(view.as_json())
+        print_json(view.as_json() | {"near": near})
     elif not view.is_known:
-        print(nothing_known(view))
+        print(nothing_known(view) + (f". In use: {', '.join(map(safe, near))}" if near else ""))
     else:
         describe(console(), view)
     return 0 if view.is_known else NOTHING_THERE
+
+
+def near_names(locks: Interlock, view: View, urls: Sequence[str] | None) -> list[str]:
+    """Names like this one that the server knows or a process uses: those that contain it first."""
+    from interlock.cli.names_in_use import names_with  # noqa: PLC0415  # imports redis-py
+
+    used = names_with(urls, locks.prefix)
+    with contextlib.suppress(LockError):  # the right to read the registry may be missing
+        used |= {each.name for each in locks.ls() if each.prefix == locks.prefix}
+    wanted, folded = view.name.casefold(), {name.casefold(): name for name in sorted(used)}
+    containing = [name for each, name in folded.items() if wanted in each or each in wanted]
+    alike = [folded[each] for each in difflib.get_close_matches(wanted, folded, NEAR, LIKE)]
+    return list(dict.fromkeys([*containing, *alike]))[:NEAR]
 
 
 def nothing_known(view: View) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Finding", "Level", "by_level", "findings", "of_callers"]
 
 MAX_LATENCY: Final = 0.05  # seconds
+MAX_PREFIXES: Final = 8  # that a finding names
 MAX_CLOCK_DIFFERENCE: Final = 5.0  # seconds
 MAY_BE: Final = "it is dead, stopped or cut off"
 LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -51,11 +52,12 @@ class Finding:
         return {name: str(value) for name, value in asdict(self).items()}
 
 
-def findings(facts: Facts, *, max_ttl: float = MAX_TTL) -> list[Finding]:
-    """All findings, the worst first."""
+def findings(facts: Facts, *, max_ttl: float = MAX_TTL, prefix: str = "lock:") -> list[Finding]:
+    """All findings, the worst first. `prefix`: that of the programs about which the person asks."""
     found = list[Finding]()
     for server in facts.servers:
         found += _of_server(server, max_ttl)
+        found += _of_names(server, prefix)
     if facts.kind != "server":
         found += {"quorum": _of_quorum, "sentinel": _of_sentinels, "cluster": _of_cluster}[facts.kind](facts)
     return by_level(found)
@@ -202,6 +204,34 @@ def _of_role(server: ServerFacts) -> Iterator[Finding]:
             f"has {connected} replicas, and takes writes only with {needed}",
             "Start its replicas, or lower min-replicas-to-write",
         )
+
+
+def _of_names(server: ServerFacts, prefix: str) -> Iterator[Finding]:
+    """Where programs keep their names: those of another database or prefix do not exclude those of this one."""
+    used = [(number, text, count) for number, by_text in server.names.items() for text, count in by_text.items()]
+    if not used:
+        return
+    shown = [
+        f"db {number}: {count} name{'s' * (count != 1)} {f'that begin with {text!r}' if text else 'without a prefix'}"
+        for number, text, count in used[:MAX_PREFIXES]
+    ]
+    more = f"; and {len(used) - MAX_PREFIXES} more" if len(used) > MAX_PREFIXES else ""
+    part = "" if server.knows_all_names else " (of a part of its keys: it has too many)"
+    elsewhere = [each for each in used if each[0] != server.database or not _may_have(prefix, each[1])]
+    yield Finding(
+        Level.NOTE if elsewhere else Level.OK,
+        server.url,
+        f"has names of interlock in {'; '.join(shown)}{more}{part}",
+        f"You look at db {server.database} and the prefix {prefix!r}. Programs exclude each other only with the same "
+        "database and the same prefix"
+        if elsewhere
+        else "",
+    )
+
+
+def _may_have(prefix: str, text: str) -> bool:
+    """Whether names that begin with this text, as far as a colon, may have the prefix."""
+    return prefix.startswith(text) if ":" in prefix else text.startswith(prefix)
 
 
 # The callers

@@ -47,7 +47,7 @@ def doctor(
     require_url(*urls)
     with quiet():  # what the log would say is a finding
         facts = ask(urls)
-        found = findings(facts, max_ttl=max_ttl)
+        found = findings(facts, max_ttl=max_ttl, prefix=prefix)
         if 2 * sum(not server.error for server in facts.servers) > len(facts.servers):
             with connect(urls, prefix, "interlock doctor") as locks:
                 found += try_it(locks, denied=any("registry" in server.missing for server in facts.servers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,20 +16,19 @@ from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
 from interlock._protocol.info import parse_info
-from interlock._servers.slot_map import address_in_map
+from interlock.cli.names_in_use import SCAN_FOR, connected, names_in, primaries, reply
 from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.registry import INDEX, entries_key
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Sequence
 
     from interlock._connect.address import Address, Quorum
     from interlock._connect.sentinels import Sentinels
 
 __all__ = ["Facts", "ServerFacts", "ask"]
 
-TIMEOUT: Final = 3.0  # seconds that one server may take for a question
 PINGS: Final = 20  # for the latency
 SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write",
@@ -70,6 +70,12 @@ class ServerFacts:
     """The median of PINGS round trips, in seconds."""
     clock: float = 0.0
     """How many seconds its clock is ahead of this machine's."""
+    database: int = 0
+    """The number of the database that its URL names."""
+    names: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
+    """How many names of interlock each database has, by what they begin with: "lock:", as far as a colon."""
+    knows_all_names: bool = True
+    """Whether the time was enough to look at all keys."""
 
 
 @dataclass
@@ -95,7 +101,7 @@ def ask(urls: Sequence[str]) -> Facts:
         return Facts("quorum", [_ask_server(each) for each in quorum.servers], hosts=hosts)
     address = address_of(urls[0] if urls else None, for_asyncio=False)
     if isinstance(address, Cluster):
-        return Facts("cluster", [_ask_server(node) for node in _primaries(address)])
+        return Facts("cluster", [_ask_server(node) for node in primaries(address)])
     if address.sentinels is None:
         return Facts("server", [_ask_server(address)])
     sentinels: Any = address.sentinels
@@ -108,20 +114,10 @@ def ask(urls: Sequence[str]) -> Facts:
     return facts
 
 
-def _primaries(cluster: Cluster) -> list[Address]:
-    """The primaries of a cluster, by the first seed that answers; the seeds themselves if none does."""
-    for seed in cluster.seeds:
-        with contextlib.suppress(RedisError, OSError), _connected(seed) as connection:
-            slots = _reply(connection, "CLUSTER", "SLOTS")
-            nodes = {address.display_url: address for entry in slots for address in (address_in_map(seed, entry[2]),)}
-            return list(nodes.values())
-    return list(cluster.seeds)
-
-
 def _ask_server(address: Address) -> ServerFacts:
     facts = ServerFacts(address.display_url)
     try:
-        with _connected(address) as connection:
+        with connected(address) as connection:
             facts.info = parse_info(_or_none(connection, "INFO"))
             found = dict[str, str]()
             for setting in SETTINGS:
@@ -133,8 +129,11 @@ def _ask_server(address: Address) -> ServerFacts:
                     facts.missing[what] = missing
             facts.latency = _latency(connection)
             asked = time.time()
-            seconds, micros = _reply(connection, "TIME")
+            seconds, micros = reply(connection, "TIME")
             facts.clock = int(seconds) + int(micros) / 1e6 - (asked + time.time()) / 2
+            facts.database = int(address.parameters.get("db") or 0)
+            with contextlib.suppress(RedisError):  # a user may have no right to that
+                _look_at_names(connection, facts)
     except Exception as error:  # noqa: BLE001 (one server that does not answer is a finding)
         cause = connection_error(error, address)
         facts.error = (str(cause) or type(error).__name__).removeprefix(f"{facts.url}: ")
@@ -148,35 +147,18 @@ def _ask_server(address: Address) -> ServerFacts:
 def _ask_sentinel(address: Address, sentinels: Sentinels) -> tuple[ServerFacts, dict[str, str]]:
     facts = ServerFacts(address.display_url)
     try:
-        with _connected(address) as connection:
+        with connected(address) as connection:
             facts.info = parse_info(_or_none(connection, "INFO"))
-            return facts, _pairs(_reply(connection, "SENTINEL", "MASTER", sentinels.service))
+            return facts, _pairs(reply(connection, "SENTINEL", "MASTER", sentinels.service))
     except Exception as error:  # noqa: BLE001 (as above)
         facts.error = str(error) or type(error).__name__
     return facts, {}
 
 
-@contextlib.contextmanager
-def _connected(address: Address) -> Generator[Any, None, None]:
-    connection = address.connection(TIMEOUT)
-    try:
-        connection.connect()
-        for command in address.setup_commands:
-            _or_none(connection, *command)
-        yield connection
-    finally:
-        connection.disconnect()
-
-
-def _reply(connection: Any, *words: str) -> Any:
-    connection.send_command(*words)
-    return connection.read_response()
-
-
 def _or_none(connection: Any, *words: str) -> Any:
     """The reply, or None if the server refuses the command."""
     with contextlib.suppress(ResponseError):
-        return _reply(connection, *words)
+        return reply(connection, *words)
     return None
 
 
@@ -185,13 +167,27 @@ def _missing(connection: Any, keys: str, commands: Sequence[tuple[str, ...]]) ->
     found = list[str]()
     for words in commands:
         try:
-            _reply(connection, *words)
+            reply(connection, *words)
         except NoPermissionError as refused:  # the server names the command, or says that it is about a key
             right = f"+{words[0].lower()}" if "the '" in str(refused) and " command" in str(refused) else keys
             found += [right] if right not in found else []
         except ResponseError:  # it knows the command, and the user may use it
             pass
     return found
+
+
+def _look_at_names(connection: Any, facts: ServerFacts) -> None:
+    """Note which names each database has. The connection is in another database afterwards."""
+    until = time.monotonic() + SCAN_FOR
+    databases = {int(each[2:]) for each in facts.info if each.startswith("db") and each[2:].isdecimal()}
+    for number in sorted(databases | {facts.database}, key=lambda each: (each != facts.database, each)):
+        if number != facts.database:
+            reply(connection, "SELECT", str(number))
+        names, is_all = names_in(connection, until)
+        facts.knows_all_names &= is_all
+        if names:
+            beginnings = (name[: name.index(":") + 1] if ":" in name else "" for name in names)
+            facts.names[number] = dict(Counter(beginnings).most_common())
 
 
 def _latency(connection: Any) -> float:
