@@ -280,13 +280,13 @@ def test_the_doctor_lists_prefixes_and_databases_in_use(server, locks, interlock
     host, _, _ = server.url.partition("?")
     locks.lock("stock:42").acquire().release()
     assert "ok       " in (line := next(each for each in interlock("doctor")[1].splitlines() if "names of" in each))
-    assert "db 0: 2 names that begin with 'lock:'" in line or "1 name that begin" in line
+    assert "db 0: 1 name beginning with 'lock:'" in line
     with Interlock(f"{host}?db=3", prefix="app:") as elsewhere:
         elsewhere.lock("stock:42").acquire().release()
         elsewhere.lock("stock:{43}").acquire().release()
     _, written, _ = interlock("doctor")
     assert "note" in next(each for each in written.splitlines() if "names of interlock" in each)
-    assert "db 3: 2 names that begin with 'app:'" in written
+    assert "db 3: 2 names beginning with 'app:'" in written
     assert "You look at db 0 and the prefix 'lock:'" in written
 
 

@@ -212,7 +212,7 @@ def _of_names(server: ServerFacts, prefix: str) -> Iterator[Finding]:
     if not used:
         return
     shown = [
-        f"db {number}: {count} name{'s' * (count != 1)} {f'that begin with {text!r}' if text else 'without a prefix'}"
+        f"db {number}: {count} name{'s' * (count != 1)} {f'beginning with {text!r}' if text else 'without a prefix'}"
         for number, text, count in used[:MAX_PREFIXES]
     ]
     more = f"; and {len(used) - MAX_PREFIXES} more" if len(used) > MAX_PREFIXES else ""

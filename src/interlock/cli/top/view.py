@@ -219,7 +219,8 @@ def _heading(state: State, snapshot: Snapshot, width: int, age: float) -> Iterat
     chosen = f', filter "{safe(state.filter)}"' if state.filter else ""
     waiting = callers(snapshot.waiting_processes, snapshot.waiting).replace("-", "0 callers")
     processes = "1 process" if snapshot.processes == 1 else f"{snapshot.processes} processes"
-    yield Text(f"{snapshot.holding} held; {waiting} wait; {processes}{silent} in all; {BY[state.sort]} first{chosen}")
+    verb = "waits" if snapshot.waiting == 1 else "wait"
+    yield Text(f"{snapshot.holding} held; {waiting} {verb}; {processes}{silent} in all; {BY[state.sort]} first{chosen}")
 
 
 def _list(state: State, snapshot: Snapshot, width: int, height: int, age: float) -> list[Text]:
