@@ -32,7 +32,7 @@ from . import inside, live
 from .face import Face
 from .functions import name_of
 from .lease import LeaseState
-from .misuse_errors import INTERLOCK_HINTS, advised, not_held
+from .misuse_errors import INTERLOCK_HINTS, advised, check_not_shutting_down, not_held
 from .multi import checked_members
 from .options import DEFAULT_TTL, timeout_of
 from .run_names import run_source
@@ -96,6 +96,7 @@ class InterlockCore(Face):
         self.label = label
         self.max_connections = positive_int(max_connections, "max_connections", "Interlock", MAX_MAX_CONNECTIONS)
         self.registry = checked_bool(registry, "registry")
+        check_not_shutting_down()
         self._address, self._is_quorum = _address_of(target, for_asyncio=self._for_asyncio)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(

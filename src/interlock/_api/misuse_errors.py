@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import re
+import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from interlock._protocol.names import has_address
@@ -140,6 +141,15 @@ def advising(method: F) -> F:
     return cast("F", call)
 
 
+def check_not_shutting_down() -> None:
+    """Raise ConfigError if Python is past its exit handlers, and imports nothing any more: a first use imports."""
+    if sys.meta_path is None:  # pyright: ignore[reportUnnecessaryComparison]  # whatever its type says
+        raise ConfigError(
+            "Python is shutting down, and interlock begins nothing any more, as from this __del__. What needs a lock "
+            "has to run before: in the program, in a `with`, or in a function for atexit"
+        )
+
+
 def making(method: F) -> F:
     """A method of the Interlock that makes what has a name: its errors say that name, and the way out."""
 
@@ -149,6 +159,7 @@ def making(method: F) -> F:
         try:
             if isinstance(name, str) and has_address(name):
                 raise ConfigError(_ADDRESS_ADVICE)
+            check_not_shutting_down()
             made = method(*args, **kwargs)
         except TypeError as error:
             if _is_of_this_call(error):

@@ -161,7 +161,7 @@ class _Exit(Section):
         holder._leave(error)
 
     def __del__(self) -> None:
-        if self.lease is not None and not self.by_hand:
+        if getattr(self, "lease", None) is not None and not self.by_hand:  # an interrupt may have ended __init__()
             self.lockable._forget(self.lease)
             super().__del__()
 
