@@ -198,9 +198,9 @@ class Session:
                 grant.end(Grant.RELEASED)
             if (people := self.ends.points.people) is not None:
                 people.released(grant, self.runtime.now())
-        # Other threads and finalizers go on meanwhile. They move a claim from what is held to `orphans`, to `dropped` or
-        # to `owed`, and to its next place before it leaves the former one. This thread reads in that order: it misses
-        # none.
+        # Other threads and finalizers go on meanwhile. They move a claim from what is held to `orphans`, to `dropped`
+        # or `owed`, and to its next place before it leaves the former one. This thread reads in that order, so it
+        # misses none.
         for hold, why in self.ends.end_orphans():
             if why != DROPPED:
                 self.owed[hold.token] = hold.claim
