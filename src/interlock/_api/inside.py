@@ -6,32 +6,34 @@ lease here: the caller of `leases_of()` asks each lease whether it is alive.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from .lease import WatchedCore
 
-_inside: Final[weakref.WeakKeyDictionary[Any, list[weakref.ref[WatchedCore]]]] = weakref.WeakKeyDictionary()
+Who = weakref.ref[Any]  # a thread or task
+# A plain dict, whose entry goes when its caller is in no section: each section pays for this.
+_inside: Final[dict[Who, tuple[weakref.ref[WatchedCore], ...]]] = {}
 
 
-def enter(caller: object, lease: WatchedCore) -> None:
+def enter(who: Who, lease: WatchedCore) -> None:
     """Note that this thread or task is inside of this lease from now on."""
-    try:
-        _inside[caller].append(weakref.ref(lease))
-    except KeyError:
-        _inside[caller] = [weakref.ref(lease)]
+    outer = _inside.get(who)
+    _inside[who] = (weakref.ref(lease),) if outer is None else (*outer, weakref.ref(lease))
 
 
-def leave(caller: object, lease: WatchedCore) -> None:
-    """Note that this thread or task (None: it is gone) has left this lease, once."""
-    if caller is not None and (entered := _inside.get(caller)) is not None:
-        with contextlib.suppress(ValueError):
-            entered.remove(weakref.ref(lease))
+def leave(who: Who, lease: WatchedCore) -> None:
+    """Note that this thread or task has left this lease, once."""
+    entered = _inside.pop(who, ())
+    if len(entered) > 1:
+        left, mine = [*entered], weakref.ref(lease)
+        if mine in left:
+            left.remove(mine)
+        _inside[who] = (*left,)
 
 
 def leases_of(caller: object) -> list[WatchedCore]:
     """The leases that this thread or task (None: neither) is inside of, the innermost first."""
-    entered = [] if caller is None else _inside.get(caller, [])
+    entered = () if caller is None else _inside.get(weakref.ref(caller), ())
     return [lease for each in reversed(entered) if (lease := each()) is not None]

@@ -40,20 +40,20 @@ TASK_GROUPS_LEAVE_A_COUNT: Final = sys.version_info < (3, 13)
 class CancelScope:
     """A part of a task that we may cancel."""
 
-    __slots__ = ("_before", "_delivered", "_task", "cancelled")
+    __slots__ = ("_before", "_delivered", "cancelled", "who")
 
     def __init__(self, who: weakref.ref[asyncio.Task[object]] | None = None) -> None:
         """`who` is the current task, if the caller knows it."""
         task = asyncio.current_task() if who is None else who()
         # Weak: a task whose error leads back to this scope, through the frames of its traceback, is garbage at once.
-        self._task = who or (weakref.ref(task) if task is not None else None)
+        self.who = who or (weakref.ref(task) if task is not None else None)
         self._before = self._delivered = task.cancelling() if task is not None else 0
         self.cancelled = False
 
     @property
     def task(self) -> asyncio.Task[object] | None:
         """The task, as long as there is one."""
-        return self._task() if self._task is not None else None
+        return self.who() if self.who is not None else None
 
     def cancel(self) -> None:
         """Cancel the task, unless this scope has done so."""
@@ -145,8 +145,8 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
         self._ensure()  # no body runs under a lease that has ended
         body = Body(who, until_any_end=until_any_end)
         self._bodies = (*self._bodies, body)
-        if (task := body.task) is not None:
-            inside.enter(task, self)
+        if body.who is not None:
+            inside.enter(body.who, self)
 
     def _body_left(self) -> Body | None:
         """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
@@ -171,8 +171,8 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
 
     async def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         body = self._body_left()
-        if body is not None:
-            inside.leave(body.task, self)
+        if body is not None and body.who is not None:
+            inside.leave(body.who, self)
         if body is None or not body.cancelled:
             try:
                 await self._leave(error)

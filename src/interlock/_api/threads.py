@@ -107,13 +107,13 @@ class LeaseForThreads(WatchedCore, OnlyWith):
         who = who or weakref.ref(threading.current_thread())
         with self._core.runtime.mutex:  # several threads may be inside of an rlock with `owner=`
             self._bodies = (*self._bodies, who) if self._bodies else (who,)
-        inside.enter(who(), self)
+        inside.enter(who, self)
 
     def _exit(self, _kind: object, error: BaseException | None, _trace: object) -> Coroutine[Any, Any, None]:
         with self._core.runtime.mutex:
             left = self._body_left() if self._bodies else None
         if left is not None:
-            inside.leave(left(), self)
+            inside.leave(left, self)
         return self._leave(error)
 
     def _body_left(self) -> Any:
