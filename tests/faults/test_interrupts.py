@@ -359,7 +359,7 @@ async def test_an_interrupt_of_a_task_that_ends_the_connection_leaves_no_other_t
                 lost.append(at)
             waiting = running = mine = interruption = None
     assert not lost, f"after an interrupt at these steps a call has no end: {lost}"
-    assert at > 5
+    assert at > 2  # more with asyncio's debug mode
 
 
 def is_current(task, *_) -> bool:
