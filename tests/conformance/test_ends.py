@@ -9,6 +9,7 @@ import pytest
 
 from harness.modes import real, until
 from interlock import LeaseState
+from interlock._client.grant import Grant
 from interlock._client.leaving import Left
 from interlock._protocol.run import run
 from interlock.errors import ConfigError
@@ -242,6 +243,28 @@ async def test_close_gives_back_a_lease_that_the_worker_takes_over_from_its_fina
     session.ends.orphaned(lease._grant, lease._grant.RELEASED)
     await (mode.in_thread(run, session.ends.tick()) if mode.name == "threads" else session.ends.tick())
     await until(lambda: released)
+    assert token in [attempt.token for attempt in released]
+    await release(mode, session, released)
+    assert not clean.exists("lock:a")
+
+
+@rule(8)
+@pytest.mark.not_on_a_quorum
+async def test_close_gives_back_a_lease_that_another_thread_just_gives_back_in_the_background(mode, clean):
+    locks = mode.interlock()
+    session = mode.session(locks)
+    lease = await locks.lock("a").acquire()
+    token, mark_released, released = lease.token, Grant.mark_released, []
+
+    def closing(grant):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Grant, "mark_released", mark_released)
+            mark_released(grant)
+            released[:] = session.stop_granting(announce=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grant, "mark_released", closing)
+        session.core.giving_back.in_background(lease._grant)
     assert token in [attempt.token for attempt in released]
     await release(mode, session, released)
     assert not clean.exists("lock:a")

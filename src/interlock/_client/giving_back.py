@@ -30,13 +30,12 @@ class GivingBack:
         It is never set if the lease belongs to another caller by now.
         """
         with self.runtime.mutex:
-            has_passed = grant.has_passed
+            has_passed = grant.has_passed  # an interrupt came after that
+            # The undo first: close(), and who is interrupted here, find the lease among what is held or undone.
+            undone = self.runtime.event() if has_passed else self.undo.add(grant.hold.claim)
             grant.mark_released()
-        if has_passed:  # an interrupt came after that
-            undone = self.runtime.event()
-        else:
+        if not has_passed:
             self.ends.end(grant.hold)
-            undone = self.undo.add(grant.hold.claim)
         if (people := self.points.people) is not None:
             people.released(grant, self.runtime.now())
         return undone
