@@ -171,14 +171,14 @@ class Task(Actor):
             del self.traps[point]
             trap.action()
 
-    def cancel(self) -> None:
-        """Throw Cancelled into the coroutine where it is parked now, or parks next."""
+    def cancel(self, msg: str | None = None) -> None:
+        """Throw Cancelled, with this message, into the coroutine where it is parked now, or parks next."""
         if self.ended:
             return
         self.cancels += 1
         if self.pending is not None:
             return
-        self.pending, future = Cancelled(), self.parked
+        self.pending, future = Cancelled() if msg is None else Cancelled(msg), self.parked
         if future is not None and not future.done:  # else the coroutine runs, or its step is scheduled
             future.done = True
             self.process.world.soon(self.step, self)
