@@ -37,7 +37,6 @@ from interlock._protocol.types import (
     Runtime,
     Script,
     ServerError,
-    is_transient,
 )
 from interlock._quarantine.slot_moves import SlotMove, history_after
 from interlock._servers.single import connected_clients
@@ -134,8 +133,7 @@ class ClusterServer:
             if text.startswith("ASK "):
                 break
             if not text.startswith("MOVED "):
-                if is_transient(text):
-                    node.note_transient_error(text, self.runtime.now())
+                node.note_error(text, self.runtime.now())
                 raise ServerError(text)
             await self._on_moved(text, slot, node, until)
         raise ServerError(f"TRYAGAIN [{text}]")
@@ -196,8 +194,8 @@ class ClusterServer:
                 elif isinstance(reply, ServerError):
                     if str(reply).startswith(("MOVED", "ASK")):
                         redirected.append(i)
-                    elif is_transient(str(reply)):
-                        node.note_transient_error(str(reply), self.runtime.now())
+                    else:
+                        node.note_error(str(reply), self.runtime.now())
                 else:
                     node.failed_at = 0.0
         return redirected
@@ -230,8 +228,7 @@ class ClusterServer:
         for _ in range(MAX_REDIRECTIONS):
             asking = text.startswith("ASK ")
             if not asking and not text.startswith("MOVED "):
-                if is_transient(text):
-                    node.note_transient_error(text, self.runtime.now())
+                node.note_error(text, self.runtime.now())
                 break
             node = await (self._on_ask if asking else self._on_moved)(text, slot, node, until)
             try:

@@ -66,9 +66,9 @@ class Node:
         if not error.stale:
             self.failed_at, self.has_answered = now, False
 
-    def note_transient_error(self, text: str, now: float) -> None:
-        """Note an error that ends by itself. While a slot migrates, the node itself has not failed."""
-        if not text.startswith("TRYAGAIN") and not may_have_written(text):
+    def note_error(self, text: str, now: float) -> None:
+        """Note an error reply: one that ends by itself is a failure of the node, unless only a slot migrates."""
+        if is_transient(text) and not text.startswith("TRYAGAIN") and not may_have_written(text):
             self.failed_at = now
 
 
