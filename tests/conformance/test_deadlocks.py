@@ -41,7 +41,7 @@ def nested(first, second, ready, timeout):
     with first:
         ready.wait()
         try:
-            second.acquire(timeout).release()
+            second.acquire(timeout=timeout).release()
         except LockError as error:
             return error
 
@@ -50,7 +50,7 @@ async def async_nested(first, second, ready, timeout):
     async with first:
         await ready.wait()
         try:
-            await (await second.acquire(timeout)).release()
+            await (await second.acquire(timeout=timeout)).release()
         except LockError as error:
             return error
 
@@ -109,7 +109,9 @@ async def test_two_callers_of_one_process(mode):
     assert isinstance(one, AcquireTimeout)
     caller, is_async = ("task", "async ") if mode.name == "asyncio" else ("thread", "")
     held = line(f"    {is_async}with first:")
-    waited = line("await second.acquire(timeout)" if is_async else "            second.acquire(timeout)")
+    waited = line(
+        "await second.acquire(timeout=timeout)" if is_async else "            second.acquire(timeout=timeout)"
+    )
     this = rf"holds lock 'a' since \S+:{held} and waits for lock 'b' at \S+:{waited}"
     that = rf"holds lock 'b' since \S+:{held} and waits for lock 'a' at \S+:{waited}"
     text = str(one)

@@ -215,7 +215,7 @@ async def test_one_script_call_skips_some_dead_waiters_and_the_next_call_goes_on
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     waiting = asyncio.ensure_future(mode.interlock().lock("a").acquire())
-    await until(lambda: queued(locks, 1201))
+    await until(lambda: clean.zcard(queue) == 1201)
     await lease.release()
     mine = await waiting
     assert (await locks.lock("a").inspect()).waiting == 0

@@ -670,8 +670,8 @@ async def test_a_caller_that_has_been_granted_the_lease_and_has_not_run_since_wa
     session = mode.session(locks)
     lease = await locks.lock("a").acquire()
     wait = waits_for(locks.lock("a"))
-    await until(session.renewal.cohorts.waiting)
-    (attempt,) = session.renewal.cohorts.waiting()
+    await until(session.cohorts.waiting)
+    (attempt,) = session.cohorts.waiting()
     hold = lease._grant.hold
     following = type(lease._grant)(hold, attempt, 0, session.runtime.now())
     hold.grant, before = following, hold.grant  # as Cohorts.pass_on() does; nobody has woken the caller

@@ -424,11 +424,11 @@ async def test_permits_that_another_one_may_release(locks, tools):
     others = await tools.beside(limited.acquire)()
     async with limited:
         with pytest.raises(AcquireTimeout) as caught:
-            await limited.acquire(0.3)
+            await limited.acquire(timeout=0.3)
         assert "This very" not in str(caught.value)
         assert not tools.warned
         await others.release()
-        assert await (await limited.acquire(30)).release()
+        assert await (await limited.acquire(timeout=30)).release()
 
 
 @case

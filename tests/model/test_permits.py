@@ -69,6 +69,7 @@ class World(walk.World):
         self.beside = {}  # token -> the lease beside which it reads
         self.tombs = {}  # token -> until, ms
         self.given_back = set()  # tokens whose release found a lease that was theirs
+        self.taken = {}  # token -> why its lease was taken by force
         self.granted = 0
 
     # Messages
@@ -287,7 +288,10 @@ class World(walk.World):
     def after_renew(self, token, args, reply, before, after, now):
         was = before.get(token)
         want = NOT_FOUND if was is None or was.ends <= now else [REVOKED, was.why[1:]] if was.why else GRANTED
-        assert reply == [want]
+        told = (
+            want == NOT_FOUND and token in self.taken and reply == [[REVOKED, self.taken[token]]]
+        )  # while it is known
+        assert told or reply == [want]
         if want == GRANTED:
             assert after[token].ends >= now + int(args[1]) - 1
 
@@ -305,6 +309,7 @@ class World(walk.World):
         live = was is not None and was.ends > now
         assert reply[0] == int(live)
         if live and args[1] == b"1":
+            self.taken[token] = args[2]
             assert token not in after or after[token].fence == was.fence, f"{token} got back what was taken from it"
             assert token not in after, f"{token} has it still"
         elif live:

@@ -117,6 +117,11 @@ class LatchWorld(Queued):
             self.newest = int(generation)
             self.model = Count(generation, int(count), int(keep), 0, int(count))
 
+    def alive(self):
+        """Who waits and has said so lately, in order."""
+        waiters = self.look(FIVE[3]) or {}
+        return [each for each in self.waiting() if float(waiters.get(each, b"0").split(b" ")[0]) > self.now]
+
     def touch(self):
         if self.model:
             self.model.until = self.now + self.model.keep
@@ -212,7 +217,7 @@ class LatchWorld(Queued):
         return [1]
 
     def expect_inspect(self, most):
-        queue, model = self.waiting(), self.model
+        queue, model = self.alive(), self.model
         if model is None:
             return [b"", 0, 0, -2, b"", len(queue), *queue[: int(most)]]
         return [
@@ -1053,6 +1058,7 @@ class OnceWorld(Queued):
         self.run = None
         self.note = None  # (token, started, ended, until)
         self.not_before = 0.0  # ms: a promise of those who have run it
+        self.taken = set()  # tokens whose run was taken by force
         self.dead = {}
         self.top = 0
         self.began = 0
@@ -1120,10 +1126,15 @@ class OnceWorld(Queued):
         if run and run.token == token and not run.why:
             run.ends = max(run.ends, self.now + int(ttl))
             return [GRANTED]
-        return [[REVOKED, run.why] if run and run.token == token else NOT_FOUND]
+        if run and run.token == token:
+            return [[REVOKED, run.why]]
+        # The record may know why its run was taken by force: as long as that run would have lasted, if nobody came since.
+        return None if token in self.taken else [NOT_FOUND]
 
     def expect_revoke(self, token, force, why):
         run = self.run
+        if run and run.token == token and force == b"1":
+            self.taken.add(token)
         if not run or run.token != token or run.why:
             return [0, self.pttl(KEY)] if run else None
         if force == b"1":

@@ -388,8 +388,8 @@ IN_PYTHON = {
 IN_LUA = {
     "renewal that re-creates": (
         replaced(
-            "      else\n        states[#states + 1] = NOT_FOUND\n",
-            "      else\n        if not holder then call('SET', KEYS[i], lease_token, 'PX', ttl) end\n"
+            "        states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND\n",
+            "        if not holder then call('SET', KEYS[i], lease_token, 'PX', ttl) end\n"
             "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
         ),
         5, ["slow", "lossy cancel", "pause"],

@@ -310,7 +310,7 @@ KNOWN: Final = (
         (
             Change(
                 LOCK,
-                "        states[#states + 1] = NOT_FOUND\n",
+                "        states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND\n",
                 "        if not holder then call('SET', lock, lease_token, 'PX', ttl) end\n"
                 "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
             ),

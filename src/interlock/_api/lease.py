@@ -101,7 +101,7 @@ class WatchedCore(Face):
 
     def _check_loop(self, error: RuntimeError) -> None:
         """Raise in words for its user an error of asyncio about a lease that is used in another event loop."""
-        if "different loop" in str(error) or "loop is closed" in str(error):
+        if any(words in str(error) for words in ("different loop", "loop is closed", "loop other than")):
             raise RuntimeError(
                 f"{self!r} belongs to the event loop in which it was acquired, and is used in another one. Use it in "
                 "its own loop while that runs, or acquire the lock in this loop"

@@ -103,7 +103,7 @@ class Clone:
         hold = f"{self.name}.{self.number}"
         self.pen.write("ask", h=hold, s="", name=name, kind="lock", weight=1, limit=limit, group="", timeout=20.0)
         try:
-            lease = await self.do(lockable.acquire, 20 if PREDICTABLE not in sys.argv else 1)
+            lease = await self.do(lockable.acquire, timeout=20 if PREDICTABLE not in sys.argv else 1)
         except interlock.LockError as error:  # two that have one token are in each other's way
             if PREDICTABLE not in sys.argv:
                 raise

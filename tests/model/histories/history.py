@@ -551,7 +551,7 @@ class Controller:
                 time.sleep(0.05)
                 return "" if self.resource(name).run(lambda _lease: None) else "always skipped"
             permits = {"permits": LIMIT} if self.settings.names[name] == "semaphore" else {}
-            self.resource(name, ttl=min(1.0, self.max_ttl)).acquire(seconds, **permits).release()
+            self.resource(name, ttl=min(1.0, self.max_ttl)).acquire(timeout=seconds, **permits).release()
         except LockError as failed:
             return f"{type(failed).__name__}: {failed}"
         return ""
