@@ -1128,7 +1128,7 @@ class OnceWorld(Queued):
             return [GRANTED]
         if run and run.token == token:
             return [[REVOKED, run.why]]
-        # The record may know why its run was taken by force: for as long as that would have lasted, if nobody came since.
+        # The record may know why its run was taken by force, until that run would have ended, if nobody came since.
         return None if token in self.taken else [NOT_FOUND]
 
     def expect_revoke(self, token, force, why):
