@@ -1,4 +1,10 @@
-"""What connects interlock to other libraries. Each module needs an extra, and says so.
+"""What connects interlock to other libraries. Each module needs the extra of its name, and says so.
 
-otel    metrics and traces for OpenTelemetry (`interlock[otel]`)
+otel          metrics and traces for OpenTelemetry
+celery        tasks under a lock, tasks that are queued once, a beat that only one machine runs
+fastapi       locks as dependencies of FastAPI and Starlette, busy names as answers
+django        an app: locks of the settings, until the commit of a transaction, on commands
+apscheduler   a scheduler that only the leader runs
+dramatiq, rq  tasks under a lock
+http          the answer to a request whose lock is busy or lost, which FastAPI and Django share
 """
