@@ -7,4 +7,5 @@ django        an app: locks of the settings, until the commit of a transaction, 
 apscheduler   a scheduler that only the leader runs
 dramatiq, rq  tasks under a lock
 http          the answer to a request whose lock is busy or lost, which FastAPI and Django share
+web           the live page, as an app to mount
 """
