@@ -28,7 +28,7 @@ class Command:
         with log.open("ab") as out:
             self.process = subprocess.Popen(
                 argv, cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}, preexec_fn=_die_with_parent,
+                env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})}, preexec_fn=_die_with_parent,  # noqa: PLW1509
             )  # fmt: skip
 
     @property
