@@ -1,6 +1,6 @@
 """What the tests of the frameworks share: programs that a test starts, and that end with it.
 
-A server: the fixture `node` of tests/conftest.py is one for this test alone, and `node.tcp_url` its URL; `server.url` is
+A server: the fixture `node` of tests/conftest.py is one for this test alone, `node.tcp_url` its URL; `server.url` is
 one that tests share, on a unix socket. A port that is free: `harness.servers.free_ports()`. To wait for a condition:
 `harness.modes.wait_until`.
 """
