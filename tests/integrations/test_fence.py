@@ -34,7 +34,7 @@ from harness.modes import until
 from harness.processes import PROGRAMS, state_of
 from harness.programs.stale_writer import KINDS
 from interlock import ConfigError, LeaseLost, LockError, Unavailable
-from interlock.fence import dbapi, files, sqlalchemy
+from interlock.fence import StaleFence, dbapi, files, sqlalchemy
 from interlock.fence import redis as guarded
 from interlock.primitives.scripts import load
 
@@ -166,8 +166,9 @@ def test_the_same_fence_passes_every_time_and_only_older_fences_are_refused(data
         dbapi.guard(connection, lease)
         dbapi.guard(connection, lease)  # twice in one transaction, too
         connection.commit()
-    with pytest.raises(LeaseLost, match=rf"'paper'.* fence {NEW.fence} .* older {OLD.fence}.*[Aa]cquire"):
+    with pytest.raises(StaleFence, match=rf"'paper'.* fence {NEW.fence} .* older {OLD.fence}.*[Aa]cquire") as caught:
         dbapi.guard(connection, OLD)
+    assert caught.value.public_text == "the work under 'paper' was interrupted, and may be incomplete"
     connection.rollback()
     dbapi.guard(connection, Mark("another lock", 1))
     connection.commit()

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 
 from interlock.errors import ConfigError, LeaseLost
 
-__all__ = ["Fenced"]
+__all__ = ["Fenced", "StaleFence"]
 
 # The largest integer that a double stores exactly, so any store can compare it. In µs since 1970: the year 2255.
 MAX_FENCE: Final = 2**53 - 1
@@ -46,6 +46,13 @@ class Fenced(Protocol):
         ...
 
 
+class StaleFence(LeaseLost):
+    """The data has seen the fence of a newer holder, so it refused this older holder's change.
+
+    It is a LeaseLost that the data reports: stop, roll back, acquire the lock again, read anew.
+    """
+
+
 def fence_of(lease: Fenced) -> int:
     """The fence of this lease. Raises ConfigError if it is no valid fence."""
     fence = lease.fence
@@ -54,9 +61,11 @@ def fence_of(lease: Fenced) -> int:
     return fence
 
 
-def stale_fence_error(lease: Fenced, newest: int, place: str) -> LeaseLost:
+def stale_fence_error(lease: Fenced, newest: int, place: str) -> StaleFence:
     """The error for an older holder."""
-    return LeaseLost(
+    error = StaleFence(
         f"lock {lease.name!r}: {place} has seen fence {newest} of a newer holder, so it refuses the older "
         f"{lease.fence} and the change that carries it. Stop, roll back, acquire the lock again and read the data again"
     )
+    error.name = lease.name
+    return error

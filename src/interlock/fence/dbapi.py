@@ -8,7 +8,7 @@ that touch nothing else.
 
 Rules. (a) Call both in a transaction; on an autocommit connection the database would release the row lock before the
 next statement, so the guard raises ConfigError. (b) Call `guard()` first, then read what you need to decide, then
-write. (c) After LeaseLost roll back: the database may have applied other statements of the transaction. (d) If a
+write. (c) After StaleFence roll back: the database may have applied other statements of the transaction. (d) If a
 transaction calls several guards, call them in the same order everywhere, for example sorted by name, as with any row
 locks.
 
@@ -94,7 +94,7 @@ def guard(connection: Connection, lease: Fenced, *, table: str = TABLE, paramsty
     transaction reads and writes until it commits. The table knows a lock by its name, so locks of different servers or
     prefixes need a `table` each. The default of `paramstyle` (PEP 249) is the driver module's.
 
-    Raises LeaseLost if the table has a newer fence, ConfigError for an autocommit connection, and the driver's errors.
+    Raises StaleFence if the table has a newer fence, ConfigError for an autocommit connection, and the driver's errors.
     """
     fence = fence_of(lease)
     statement = _checked_statement(connection, paramstyle)
@@ -133,7 +133,7 @@ def update(
     row whose fence is null counts as older than any fence. Spell tables and columns as the database stores them (in
     PostgreSQL plain names are lower case); a table may have its schema before it: "shop.account".
 
-    Returns the number of rows; 0 means that no row matches, never a refusal. Raises LeaseLost if any of the rows has a
+    Returns the number of rows; 0 means that no row matches, never a refusal. Raises StaleFence if any of the rows has a
     newer fence, ConfigError for an invalid name, no `where`, or an autocommit connection, and the driver's errors.
     """
     fence = fence_of(lease)

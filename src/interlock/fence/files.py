@@ -57,7 +57,7 @@ Path = str | os.PathLike[str]
 def guard(path: Path, lease: Fenced, *, timeout: float = TIMEOUT) -> None:
     """Refuse older holders from now on: call it before you read the file to decide what to write.
 
-    `timeout` is in seconds. Raises LeaseLost if a newer holder has guarded the file; Unavailable if another process
+    `timeout` is in seconds. Raises StaleFence if a newer holder has guarded the file; Unavailable if another process
     keeps the `.fence` file locked for `timeout`; ConfigError if that file holds no fence; OSError.
     """
     with _guarded(os.path.realpath(path), lease, timeout):

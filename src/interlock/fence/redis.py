@@ -82,7 +82,7 @@ def execute(
         keep: seconds for which the server remembers the fence after its last use. It must be longer than any
             holder may be paused and still write: by default a week, since no key is kept for ever.
 
-    Raises LeaseLost if the stored fence is newer, and the server ran nothing; Incomplete if a command failed;
+    Raises StaleFence if the stored fence is newer, and the server ran nothing; Incomplete if a command failed;
     Unavailable if the server refuses writes; ConfigError; and the client's own errors.
 
     """

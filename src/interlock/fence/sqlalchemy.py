@@ -39,7 +39,7 @@ def guard(connection: Connection, lease: Fenced, *, table: Table | None = None) 
     """Refuse this transaction if a newer holder of the lock has guarded one; from now on, refuse older holders.
 
     Call this as the first statement of a transaction. `table` comes from `fence_table()`; the default is the table of
-    `dbapi.create()`. Raises LeaseLost if the table has a newer fence, ConfigError for AUTOCOMMIT or another database.
+    `dbapi.create()`. Raises StaleFence if the table has a newer fence, ConfigError for AUTOCOMMIT or another database.
     """
     fence = fence_of(lease)
     dialect = _checked_dialect(connection)
@@ -70,7 +70,7 @@ def update(connection: Connection, lease: Fenced, statement: Update, *, column: 
     `statement` is `sqlalchemy.update(table).where(...).values(...)`; update() adds `column`, a BigInteger of that
     table, to the values. A row whose fence is null counts as older than any fence.
 
-    Returns the number of rows; 0 means that no row matches, never a refusal. Raises LeaseLost if any of the rows has a
+    Returns the number of rows; 0 means that no row matches, never a refusal. Raises StaleFence if any of the rows has a
     newer fence, ConfigError without `where` or such a column, for AUTOCOMMIT or another database.
     """
     fence = fence_of(lease)
