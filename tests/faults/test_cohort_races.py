@@ -13,7 +13,7 @@ import pytest
 
 import interlock
 from harness.modes import wait_until
-from interlock import Deadlock, LeaseLost
+from interlock import AcquireTimeout, ConfigError, Deadlock, LeaseLost
 from interlock._client import cohorts
 from interlock._client import holding as holding_module
 from interlock._client.grant import Grant
@@ -68,6 +68,36 @@ class Stop:
     def __call__(self):
         self.reached.set()
         assert self.goes_on.wait(30)
+
+
+@rule(8)
+@pytest.mark.parametrize("hands_on", ["before the close", "while the close releases"])
+def test_close_leaves_the_queue_also_for_a_caller_that_has_just_handed_its_place_on(world, monkeypatch, hands_on):
+    held, stop, session = world.others.lock("a").acquire(), Stop(), world.locks._session
+    begin, release_all, at_server = world.core.turns._begin_to_drive, session.release_all, world.others.lock("a")
+
+    def slowly(*args):
+        stop()
+        begin(*args)
+
+    async def later(*args):
+        assert driver.exception(30)  # its time is over, or the client is closed: it has given up
+        await release_all(*args)
+
+    monkeypatch.setattr(world.core.turns, "_begin_to_drive", slowly)
+    driver = world.threads.submit(world.locks.lock("a", timeout=2).acquire)
+    wait_until(lambda: at_server.inspect().waiters)
+    behind = world.comes()
+    if hands_on == "before the close":
+        assert isinstance(driver.exception(30), AcquireTimeout)
+        assert stop.reached.wait(10)
+    else:
+        monkeypatch.setattr(session, "release_all", later)
+    world.locks.close()
+    assert at_server.inspect().waiters == ()
+    stop.goes_on.set()
+    assert isinstance(behind.exception(30), ConfigError)
+    held.release()
 
 
 @rule(1, 2)

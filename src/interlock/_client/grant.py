@@ -173,6 +173,12 @@ class Attempt(Question):
         former.token = unused
         former.is_queued = former.was_granted = former.in_doubt = False
 
+    def claim(self, token: str) -> Attempt:
+        """What has to be released of this attempt under this token, of which a request may be on its way."""
+        claim = Attempt(self.resource, token, self.options, release_args=self.release_args)
+        claim.in_doubt = True
+        return claim
+
     def lasts_until(self, now: float) -> float:
         """The latest time at which the server forgets this attempt, if no further request about the attempt arrives."""
         return max(now + max(self.ttl, HANDOVER_TTL), self.extended_until)

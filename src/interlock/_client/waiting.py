@@ -86,6 +86,14 @@ class Waiters:
                 if queue and queue.attempts.pop(attempt.token, None) and not queue.attempts:
                     del self.queues[key]
 
+    def claims(self) -> list[Attempt]:
+        """What has to be released of the attempts that are registered, if the client ends.
+
+        Each is a new attempt, in doubt, since a request may be on its way; and under the token that was registered,
+        since a driver that leaves its cohort hands its token on, at any moment (`Attempt.go_on_for`).
+        """
+        return [attempt.claim(token) for token, attempt in list(self.registered.items())]
+
     async def wait(self, attempt: Attempt, pttl_ms: int, head: bool, until: float) -> bool:
         """Wait until there is a reason to ask again. Returns False if the time is over.
 

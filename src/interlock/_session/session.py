@@ -187,9 +187,7 @@ class Session:
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
         self.core.requests.closed = True
-        held, waiting = self.book.held(), list(self.waiters.registered.values())
-        for attempt in waiting:
-            attempt.in_doubt = True  # one of its requests may be on its way
+        held, waiting = self.book.held(), self.waiters.claims()
         for grant in held:
             self.book.remove(grant.hold)
             if announce:
@@ -250,12 +248,8 @@ class Session:
         if not self.book.held():
             open_sessions.discard(self)
         orphans = [grant.hold.claim for grant, why in snapshot(self.ends.orphans) if why != DROPPED]
-        left = [*list(self.owed.values()), *orphans]
-        for attempt in self.waiters.registered.values():
-            attempt.in_doubt = True
-            left.append(attempt)
         self.reports.end()
-        return left
+        return [*list(self.owed.values()), *orphans, *self.waiters.claims()]
 
     def reset_after_fork(self) -> None:
         """In a child after a fork: mark all leases as ended, and start with no waiters."""
