@@ -19,7 +19,11 @@ from interlock.cli import main
 from interlock.embedded import stop_shared
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/migration").glob("*.md"))]
+APART = {"adr", "internals"}  # whose pages have no examples to paste
+PAGES = [
+    *ROOT.glob("README*.md"),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in APART),
+]
 PROSE = [*PAGES, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "internals").glob("*.md"))]
 
 

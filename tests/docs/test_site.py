@@ -1,0 +1,59 @@
+"""The site: its navigation, its diagrams, its words. That it builds without a warning, `scripts/docs` holds."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "docs" / "site"))
+
+import diagrams  # noqa: E402
+import navigation  # noqa: E402
+
+INDEX = ROOT / "docs" / "index.md"
+
+
+def test_the_navigation_has_four_parts_and_apart_from_them_the_code():
+    parts = [heading.partition(":")[0] for heading, _ in navigation.parts(INDEX)]
+    assert [*dict.fromkeys(parts)] == ["Tutorial", "How-to", "Reference", "Understand", "Building on interlock"]
+
+
+def test_each_page_stands_in_the_navigation_once():
+    pages = [(INDEX.parent / path).resolve() for _, pages in navigation.parts(INDEX) for _, path in pages]
+    assert len(pages) == len({*pages})
+    folders = {page.parent for page in pages if page.name in {"README.md", "index.md"} and page.parent != ROOT}
+    assert {page for page in (ROOT / "docs").rglob("*.md") if page.parent not in folders} - {*pages} == {INDEX}
+
+
+DRAWN = [
+    pytest.param(source, id=f"{page.stem}-{number}")
+    for page in sorted((ROOT / "docs").rglob("*.md"))
+    for number, source in enumerate(diagrams.BLOCK.findall(page.read_text()), 1)
+]
+
+
+@pytest.mark.parametrize("source", DRAWN)
+def test_a_diagram_is_drawn_with_all_its_words_within_its_size(source):
+    drawn = diagrams.svg(source)
+    width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', drawn).groups())
+    words = " ".join(re.findall(r"<text[^>]*>([^<]*)<", drawn))
+    for said in re.findall(r": ([^\n]+)", source):
+        assert all(word in words for word in re.sub(r"<br/>", " ", said).split() if word.isalnum()), said
+    for x, y in re.findall(r'[ M]x?="?(\d+\.\d) "?y?="?(\d+\.\d)', drawn):
+        assert 0 <= float(x) <= width, drawn
+        assert 0 <= float(y) <= height, drawn
+
+
+def test_a_diagram_that_this_cannot_draw_is_refused():
+    for unknown in (
+        "gantt\n",
+        "sequenceDiagram\nparticipant A\nA=>B: x",
+        "stateDiagram-v2\nA <-- B",
+        "flowchart LR\nA ==> B",
+    ):
+        with pytest.raises(ValueError, match=r"draws no|has"):
+            diagrams.svg(unknown)
