@@ -43,7 +43,7 @@ NAMES: Final = {
     "MultiLeaseForAsyncio": "MultiLeaseForThreads",
 }
 UNWRAPPED: Final = {"Awaitable", "Coroutine"}
-IMPORTS: Final = "from ._protocol.run import run\n"  # what aio.py does not need
+IMPORTS: Final = "from ._protocol.run_to_end import run\n"  # what aio.py does not need
 UNADVISED: Final = {"release", "observe"}  # nothing that they take could be wrong; one is hot, one a generator
 ONLY_ASYNCIO: Final = "# for asyncio only"
 

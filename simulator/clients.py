@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock import aio
-from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.server_history import ServerHistory
 from interlock._servers.quorum import QuorumServer
 from interlock._session.open_sessions import open_sessions
 from interlock._session.session import Session

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._protocol.types import Argument, Message, Reply, Script
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
 

@@ -18,7 +18,7 @@ from goals import OURS, UNREGISTERED
 from interlock import Interlock
 from interlock._people.observer import Observer, observe, stop_observing
 from interlock._people.registry import MAX_ITEMS
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.aio import Interlock as AsyncInterlock
 from interlock.primitives.registry import REPORT_INTERVAL
 from measure import Bench, Check, Outcome, now

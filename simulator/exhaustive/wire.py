@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.types import PushHandler
-    from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.identity import Facts
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 

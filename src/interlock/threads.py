@@ -22,7 +22,7 @@ from ._api.options import DEFAULT_TTL, UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
 from ._api.threads import InterlockForThreads, LeaseEvent, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope
 from ._protocol.acks import Assurance
-from ._protocol.run import run
+from ._protocol.run_to_end import run
 from ._protocol.timing import MAX_TTL, TRY_FOR
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, NotHeld, Unavailable
 from .primitives.barrier import BarrierState

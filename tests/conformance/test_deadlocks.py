@@ -15,7 +15,7 @@ import pytest
 from harness.modes import queued, real, until
 from harness.processes import processes
 from interlock import AcquireTimeout, LockError
-from interlock._client import core
+from interlock._client import acquiring
 from interlock._people import answers, deadlock_search, long_waits, looks, timeouts
 from interlock.primitives import deadlocks
 
@@ -33,7 +33,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(looks, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(deadlocks, "MIN_TOGETHER", 0.02)
     monkeypatch.setattr(timeouts, "MIN_WAIT_TO_ASK", 0.5)
-    monkeypatch.setattr(core, "UNDO_GRACE", 20.0)  # a busy machine may take long for an answer
+    monkeypatch.setattr(acquiring, "UNDO_GRACE", 20.0)  # a busy machine may take long for an answer
 
 
 def nested(first, second, ready, timeout):

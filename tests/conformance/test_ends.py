@@ -11,7 +11,7 @@ from harness.modes import real, until
 from interlock import LeaseState
 from interlock._client.grant import Grant
 from interlock._client.leaving import Left
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.errors import ConfigError
 
 rule = pytest.mark.rule

@@ -13,7 +13,7 @@ import pytest
 from harness.clock import machine_time
 from harness.modes import is_subscribed, outcome, queued, real, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, LockError
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("each server and way", full="every combination", quorum=True)

@@ -40,7 +40,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(client, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 0.1)
     monkeypatch.setattr(looks, "REPORT_INTERVAL", 0.1)
-    for module in ("_client.core", "_people.long_waits"):  # a busy machine may take long for an answer
+    for module in ("_client.acquiring", "_people.long_waits"):  # a busy machine may take long for an answer
         monkeypatch.setattr(f"interlock.{module}.UNDO_GRACE", 20.0)
     monkeypatch.setattr(client, "REPORT_DELAY", 0.05)
 
@@ -153,9 +153,9 @@ async def test_a_holder_in_this_process_is_named_without_asking(mode):
 
 
 async def test_a_long_timeout_names_the_holder_of_its_end(mode, monkeypatch):
-    from interlock._client import core
+    from interlock._client import acquiring
 
-    monkeypatch.setattr(core, "LONG_TIMEOUT", 1.0)
+    monkeypatch.setattr(acquiring, "LONG_TIMEOUT", 1.0)
     locks, others, third = (mode.interlock() for _ in range(3))
     for timeout in (2.0, 10.0, 25.0):  # on a slow machine the time may be over before the lock is handed over
         lease = await locks.lock("a").acquire()
@@ -388,7 +388,7 @@ async def test_the_question_and_the_undo_share_their_time(mode, clean, monkeypat
 async def test_of_many_callers_whose_time_is_over_one_asks(mode, clean, monkeypatch):
     """Also if they wait for several holders of one process."""
     monkeypatch.setattr(answers, "REPORT_INTERVAL", 20.0)
-    monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
+    monkeypatch.setattr("interlock._client.acquiring.UNDO_GRACE", 20.0)
     other = f"h/1/t/{1:032x}"
     said_by_foreign(clean, [foreign(), ["lock", "c", "lock:", other, 1, "x.py:1", 0, "", ""]])
     clean.set("lock:c", other, px=60_000)
@@ -537,7 +537,7 @@ async def test_a_report_and_a_farewell_without_a_reply_are_sent_again(mode, clea
 @pytest.mark.asyncio_only
 async def test_a_cancellation_during_the_question_of_an_error_leaves_nothing_behind(mode, clean, monkeypatch):
     monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
-    monkeypatch.setattr("interlock._client.core.UNDO_GRACE", 20.0)
+    monkeypatch.setattr("interlock._client.acquiring.UNDO_GRACE", 20.0)
     clean.set("lock:a", FOREIGN, px=60_000)
     locks = mode.interlock()
     await (await locks.lock("b").acquire()).release()

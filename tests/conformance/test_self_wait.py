@@ -26,7 +26,7 @@ from harness.clock import machine_time
 from harness.modes import until
 from interlock import AcquireTimeout, BrokenBarrier, Deadlock, LeaseLost, LockError
 from interlock._api import misuse_warnings
-from interlock._client import core, self_wait, turns
+from interlock._client import acquiring, self_wait, turns
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -133,7 +133,7 @@ def case(function):
 @pytest.fixture
 def soon(monkeypatch):
     """Let a waiter look soon whether it waits for itself."""
-    for module in (core, turns):
+    for module in (acquiring, turns):
         monkeypatch.setattr(module, "LOOK_AFTER", 0.1)
 
 

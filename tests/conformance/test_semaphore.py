@@ -12,7 +12,7 @@ from harness.clock import machine_time
 from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError, LeaseLost
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("each server", full="every combination")

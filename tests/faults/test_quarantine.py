@@ -20,12 +20,12 @@ from harness.modes import outcome, until, waiting
 from harness.servers import Missing, Node, faketime
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
-from interlock._client.requests import Requests
+from interlock._client.retries import Requests
 from interlock._connect.target import address_of
 from interlock._quarantine import lossless
-from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_facts
 from interlock._quarantine.lossless import Reading, least_ttl
+from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import IdentityStamp
 from interlock._transports import handshake
 from interlock.primitives.codes import BUSY, GRANTED

@@ -20,7 +20,7 @@ from harness.clock import machine_time
 from harness.modes import SLACK, outcome, queued, until
 from harness.topology import Independents
 from interlock import AcquireTimeout, ConfigError, Skipped, Unavailable
-from interlock._client import cohort, grant, requests
+from interlock._client import cohort, grant, retries
 from interlock._protocol.timing import RETRY_FOR
 
 rule = pytest.mark.rule
@@ -119,7 +119,7 @@ async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_on
 @rule(2, 8)
 async def test_a_short_silence_behind_another_caller_of_the_process_is_no_outage(mode, clean, proxy, monkeypatch):
     """A caller with a timeout of 3 ms read "no answer for 0.003 s. Is the server up?", of a server that was well."""
-    for module, name in ((cohort, "SHORT_SILENCE"), (requests, "ANSWER_COUNTS_FOR"), (grant, "ANSWER_COUNTS_FOR")):
+    for module, name in ((cohort, "SHORT_SILENCE"), (retries, "ANSWER_COUNTS_FOR"), (grant, "ANSWER_COUNTS_FOR")):
         monkeypatch.setattr(module, name, 600.0)  # on a busy machine, the silence may be long
     locks, unanswered = mode.interlock(proxy.url, try_for=0.2), mode.interlock(proxy.url)
     await (await locks.lock("warm").acquire()).release()

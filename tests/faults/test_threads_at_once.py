@@ -12,9 +12,9 @@ import pytest
 
 import interlock
 from harness.modes import wait_until
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import FOREVER
-from interlock._quarantine import history
+from interlock._quarantine import server_history
 from interlock._quarantine.identity import Facts
 from interlock._quarantine.stamp import IdentityStamp, SlotHistory
 from interlock.primitives.messages import encode_release
@@ -47,7 +47,7 @@ def test_two_connections_that_meet_a_server_first_agree_who_was_there_before(ser
                     both.wait(0.5)
 
     with interlock.Interlock(server.url) as locks:
-        monkeypatch.setattr(history, "IdentityStamp", Slow)
+        monkeypatch.setattr(server_history, "IdentityStamp", Slow)
         with ThreadPoolExecutor(2) as threads:
             leases = list(threads.map(lambda name: locks.lock(name).acquire(), ["a", "b"]))
         assert len({id(connection.stamp) for connection in locks._session.server.pool.idle}) == 1

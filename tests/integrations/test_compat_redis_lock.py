@@ -21,7 +21,7 @@ from harness.clock import machine_time
 from harness.matrix import required
 from harness.modes import SLACK, wait_until
 from interlock import ConfigError
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.compat import _plain_key, _signals, redis_lock
 from interlock.compat.redis_lock import Lock
 
@@ -420,7 +420,7 @@ def test_a_release_after_the_lock_expired_does_not_end_the_section_of_another_wi
 
 @rule(8)
 def test_a_with_that_finds_no_server_is_released_when_the_server_is_back(proxy, clean, monkeypatch, caplog):
-    monkeypatch.setattr("interlock._client.core.RETRY_FOR", 0.1)
+    monkeypatch.setattr("interlock._client.acquiring.RETRY_FOR", 0.1)
     with redis.Redis.from_url(proxy.url) as client:
         mine = Lock(client, "a", expire=60)
         core = redis_lock.for_threads.plain(client).core

@@ -231,7 +231,7 @@ async def test_the_reply_to_a_release_is_lost_and_the_release_is_no_error(lock, 
 
 @rule(8)
 async def test_a_release_that_finds_no_server_goes_on_when_the_server_is_back(lock, proxy, clean, monkeypatch):
-    monkeypatch.setattr("interlock._client.core.RETRY_FOR", 0.1)
+    monkeypatch.setattr("interlock._client.acquiring.RETRY_FOR", 0.1)
     mine = lock(url=proxy.url)
     await mine.acquire()
     redis_client = mine.real.redis

@@ -18,7 +18,7 @@ import interlock.aio
 from harness.modes import real, until
 from harness.servers import free_ports
 from interlock import AcquireTimeout, LeaseLost, LeaseState
-from interlock._quarantine.histories import _histories
+from interlock._quarantine.server_histories import _histories
 from interlock.errors import ConfigError, Unavailable
 from interlock.testing import BreakableServer, lose_lease, pause_renewal, restart_server, server_down, server_paused
 from interlock.testing import server as server_module

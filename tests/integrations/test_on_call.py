@@ -19,7 +19,7 @@ import redis
 from harness.modes import wait_until as until
 from harness.topology import Sentinels
 from interlock import Interlock, LeaseLost, Unavailable
-from interlock._client import requests
+from interlock._client import retries
 from interlock.cli import app, revoke, wait
 from interlock.cli.lookup import View, glance, look
 from interlock.cli.output import console, print_table
@@ -183,7 +183,7 @@ def test_show_lists_the_first_waiters_and_all_of_them_if_asked(client, locks, in
 
 def test_show_of_an_unknown_name_a_bad_name_and_a_server_that_is_away(interlock, client, monkeypatch):
     assert not client.keys()
-    monkeypatch.setattr(requests, "RETRY_FOR", 0.2)
+    monkeypatch.setattr(retries, "RETRY_FOR", 0.2)
     status, written, _ = interlock("show", "nothing [bold]")
     assert status == 1 and written == (
         "nothing [bold]: the server has nothing under the key 'lock:nothing [bold]': nobody holds it or waits\n"

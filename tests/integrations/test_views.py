@@ -19,7 +19,7 @@ from harness.modes import wait_until
 from interlock import AcquireTimeout, Interlock
 from interlock._people import machine, motion
 from interlock._people.motion import MOVES, STUCK, Motions
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.cli import app
 from interlock.cli.lookup import look, look_at_all
 from interlock.cli.output import callers, safe

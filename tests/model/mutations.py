@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from interlock._client.requests import Requests
+from interlock._client.retries import Requests
 from simulator import simulate
 
 

@@ -229,7 +229,7 @@ PLANTS = {
     "a restart without data forgets the quarantine": (
         "restarts", "leases that are renewed", BOTH_HOLD,
         (
-            "_quarantine/history.py",
+            "_quarantine/server_history.py",
             'address.previous_identity if self.previous == "-" else self.previous',
             'self.previous if facts.loaded else "-"',
         ),
@@ -268,7 +268,7 @@ PLANTS = {
     ),
     "the deadline counts from the reply": (
         "restarts", "a slow message", "A1 believes until 3996 ms, and the server frees at 2999 ms",
-        ("_client/core.py", "min(max_hold_until, sent + ttl", "min(max_hold_until, self.runtime.now() + ttl"),
+        ("_client/acquiring.py", "min(max_hold_until, sent + ttl", "min(max_hold_until, self.runtime.now() + ttl"),
     ),
     "a renewed deadline counts from the reply": (
         "restarts", "two slow messages", "A1 believes until 4996 ms, and the server frees at 3999 ms",
@@ -276,8 +276,8 @@ PLANTS = {
     ),
     "a cancelled caller undoes nothing": (
         "restarts", "a cancellation", "A/A1/A1.1 is left in the server",
-        ("_client/core.py", "or not isinstance(error, LockError) else None", "else None"),
-        ("_client/core.py", "attempt.is_queued or attempt.in_doubt or", "attempt.is_queued or"),
+        ("_client/acquiring.py", "or not isinstance(error, LockError) else None", "else None"),
+        ("_client/acquiring.py", "attempt.is_queued or attempt.in_doubt or", "attempt.is_queued or"),
     ),
     "a lease passes after its deadline": (
         "cohort", "release()", "a lease passed on after its deadline",

@@ -23,15 +23,15 @@ pytest.importorskip("lupa")
 from harness.headers import Header
 from harness.modes import wait_until
 from interlock import aio
+from interlock._client import acquiring as _core
 from interlock._client import book as _book
 from interlock._client import cohort as _cohort
 from interlock._client import cohorts as _cohorts
-from interlock._client import core as _core
 from interlock._client import holding as _holding
 from interlock._client import multi as multi_client
 from interlock._client import reentrancy
 from interlock._client import renewal as _renewal
-from interlock._client import requests as _requests
+from interlock._client import retries as _requests
 from interlock._client import undo as _undo
 from interlock._client import waiting as _waiters
 from interlock._client import worker as _worker

@@ -10,15 +10,15 @@ pytest.importorskip("lupa")
 
 from interlock import aio
 from interlock._client import book, cohort, renewal, waiting
+from interlock._client.acquiring import Core
 from interlock._client.book import Book
 from interlock._client.cohorts import Cohorts
-from interlock._client.core import Core
 from interlock._client.grant import Grant
 from interlock._client.holding import Holding
 from interlock._client.lease_ends import LeaseEnds
 from interlock._client.renewal import Renewer
 from interlock._protocol.timing import FOREVER
-from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.server_history import ServerHistory
 from model.mutations import catch, counts_from_the_reply, replaced
 from simulator import coverage, simulate
 from simulator.profiles import ALL, BY_NAME

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("lupa")
 
 from interlock._quarantine import identity, lossless
-from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.server_history import ServerHistory
 from model.mutations import catch, never, replaced, shares
 from simulator import (
     SERVERS,

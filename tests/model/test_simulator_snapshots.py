@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from interlock._client import core as _core
+from interlock._client import acquiring as _core
 from simulator import SNAPSHOTS, simulate
 
 SUBJECTS = ("lock", "semaphore", "rwlock", "election", "once")

@@ -11,10 +11,10 @@ from typing import Final
 from plants.nets import Histories, Search, Simulator, Tests, Walk
 from plants.plant import Change, Plant
 
-REQUESTS, HOLDING = "_client/requests.py", "_client/holding.py"
-CORE, BOOK, RENEWAL, GRANT = "_client/core.py", "_client/book.py", "_client/renewal.py", "_client/grant.py"
+REQUESTS, HOLDING = "_client/retries.py", "_client/holding.py"
+CORE, BOOK, RENEWAL, GRANT = "_client/acquiring.py", "_client/book.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
-WAITING, HISTORY = "_client/waiting.py", "_quarantine/history.py"
+WAITING, HISTORY = "_client/waiting.py", "_quarantine/server_history.py"
 LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 

@@ -22,10 +22,10 @@ from harness.topology.group import ask, info, wait
 from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Unavailable
 from interlock._client import waiting as _waiters
 from interlock._connect.target import address_of
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import RETRY_FOR
-from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import Facts
+from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import SlotHistory
 from interlock._servers import single
 from interlock._servers.slots import SLOTS, slot_of, tag_of

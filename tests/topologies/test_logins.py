@@ -19,7 +19,7 @@ from harness.topology import Sentinels
 from harness.topology.group import ask
 from interlock import ConfigError, LeaseState
 from interlock._connect.address import _warn_of_defaults
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import FOREVER
 from interlock._transports.handshake import _warn_of_name
 from interlock._transports.resp import pack

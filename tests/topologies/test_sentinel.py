@@ -21,8 +21,8 @@ from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
 from interlock._connect.target import address_of
 from interlock._protocol.types import Disconnected
-from interlock._quarantine.history import ServerHistory
 from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.server_history import ServerHistory
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("its own servers", starts="primaries and replicas under sentinels, of every kind")

@@ -7,7 +7,7 @@ import logging
 from interlock._client.grant import Attempt
 from interlock._client.places import line_of
 from interlock._people.long_waits import MAX_LINES, LongWaits
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._transports.blocking.runtime import ThreadRuntime
 from interlock.primitives.lock import lock_resource
 

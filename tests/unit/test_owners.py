@@ -14,7 +14,7 @@ from pathlib import Path
 import interlock
 from interlock._client.cohort import Cohort, Reservation
 from interlock._client.grant import Attempt, Grant, Hold
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 
 SOURCE = Path(interlock.__file__).parent
 PAGE = SOURCE.parents[1] / "docs/internals/architecture.md"

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from harness.stubs import StubServer
+from interlock._client.acquiring import Core
 from interlock._client.cohort import OTHERS_WAIT, Cohort
-from interlock._client.core import Core
 from interlock._client.error_texts import unavailable_error
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
 from interlock._client.waiting import LocalQueue, Waiters
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, RETRY_FOR, SHORT_SILENCE
 from interlock._protocol.types import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
 from interlock.errors import LockError, Unavailable

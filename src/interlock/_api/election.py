@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractAsyncContextManager
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions
     from interlock._protocol.types import Resource
     from interlock.primitives.election import Leader

@@ -20,7 +20,7 @@ from interlock._protocol.names import (
     positive_int,
     tagged,
 )
-from interlock._quarantine.histories import Histories
+from interlock._quarantine.server_histories import Histories
 from interlock._session.session import Session
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import barrier, election, latch, lock, once, permits

@@ -27,7 +27,7 @@ from .own_keys import check_writes_no_own_key
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import AutoResetEvent
     from interlock.errors import LeaseLost
 

@@ -25,7 +25,7 @@ from .synchronized import decorated
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
 

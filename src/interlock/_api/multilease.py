@@ -12,7 +12,7 @@ from .misuse_errors import MULTI_LEASE_HINTS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import Grant
     from interlock.errors import LeaseLost
 

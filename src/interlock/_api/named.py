@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from interlock._client.kinds import inspect
+from interlock._client.inspecting import inspect
 from interlock._people.revocation import Revoking, reason_text
 from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall

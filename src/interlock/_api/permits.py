@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Grant
     from interlock._protocol.types import Resource
 

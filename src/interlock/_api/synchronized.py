@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.errors import ConfigError
 from interlock.primitives.lock import lock_resource
 

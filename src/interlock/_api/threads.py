@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._protocol.names import token_part
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 
 from . import inside
 from .interlock import InterlockCore

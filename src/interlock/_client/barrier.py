@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE, Attempt
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock._protocol.timing import UNDO_GRACE
 from interlock.errors import AcquireTimeout, BrokenBarrier, LockError
 from interlock.primitives.barrier import ResetCall
 from interlock.primitives.messages import AcquireCall, Granted, OperationReply, parse_acquire
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
     from interlock.primitives.messages import Busy, Queued
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import reply_error
 from interlock._client.grant import NO_LEASE
-from interlock._client.kinds import inspect
+from interlock._client.inspecting import inspect
 from interlock.primitives.codes import WRONG_KIND
 from interlock.primitives.election import Leader, WatchCall, is_leader, parse_watch
 from interlock.primitives.lock import RECORD_VERSION, LockInspect
 from interlock.primitives.messages import Refused
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
 
 WATCH_INTERVAL: Final = 1.0  # seconds between two polls of an observer, at most

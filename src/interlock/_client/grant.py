@@ -20,7 +20,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
 from interlock.errors import LeaseLost, LockError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client.error_texts import ENDED_BEFORE_RELEASE, execute_error, visible_cause
 from interlock._client.grant import Grant, Hold, tombstone_ms
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock._protocol.log import log
 from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.timing import FOREVER, RETRY_FOR, capped_ttl
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from interlock._client.giving_back import GivingBack
     from interlock._client.leaving import Leaving
-    from interlock._client.requests import Requests
+    from interlock._client.retries import Requests
 
 
 class Holding:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from interlock._client.error_texts import about, reply_error
 from interlock._client.grant import NO_LEASE
-from interlock._client.kinds import inspect
+from interlock._client.inspecting import inspect
 from interlock._protocol.names import positive_int
 from interlock.errors import AcquireTimeout
 from interlock.primitives.codes import LIMIT_MISMATCH
@@ -15,7 +15,7 @@ from interlock.primitives.latch import MAX_COUNT, CountCall, LatchInspect
 from interlock.primitives.messages import OperationReply, Refused
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
     from interlock.primitives.messages import Busy, Queued
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._client.error_texts import busy_error, reply_error
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock.errors import AcquireTimeout, LockError, Unavailable
 from interlock.primitives.messages import NO_WAITING, AcquireCall, Busy, Refused, Retry
 from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherCall, multi_resource, parse_together
@@ -19,7 +19,7 @@ from interlock.primitives.multi import AllGranted, FirstRefused, Part, TogetherC
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Attempt, Grant
     from interlock._protocol.types import Resource
 

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from interlock._client.error_texts import about, reply_error
-from interlock._client.kinds import inspect
+from interlock._client.inspecting import inspect
 from interlock.errors import ConfigError
 from interlock.primitives.messages import OperationReply
 from interlock.primitives.permits import (
@@ -19,7 +19,7 @@ from interlock.primitives.permits import (
 )
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
 
 

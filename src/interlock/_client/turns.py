@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client.cohort import RESERVED, Turn
 from interlock._client.error_texts import DRIVER_UNANSWERED, outer_error
-from interlock._client.requests import Question, closed_error
+from interlock._client.retries import Question, closed_error
 from interlock._client.self_wait import LOOK_AFTER
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from interlock._client.cohorts import Cohorts
     from interlock._client.giving_back import GivingBack
     from interlock._client.grant import Attempt, Grant
-    from interlock._client.requests import Requests
+    from interlock._client.retries import Requests
     from interlock._client.self_wait import SelfWaits
     from interlock.errors import LockError
 

@@ -13,7 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.error_texts import about
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock.errors import ConfigError, LockError
@@ -34,7 +34,7 @@ from interlock.primitives.messages import DoneReply, RevokeCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
     from interlock.primitives.messages import BreakCall
 

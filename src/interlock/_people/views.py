@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from interlock._client.cohort import RESERVED
 from interlock._client.error_texts import is_of_another_kind
-from interlock._client.kinds import inspect, kind_of
+from interlock._client.inspecting import inspect, kind_of
 from interlock._people.motion import Motions
 from interlock._protocol.timing import RETRY_FOR
 from interlock._protocol.tokens import Process, Token
@@ -36,7 +36,7 @@ from interlock.primitives.view import Holder, View, Waiter, of_token
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._people.registry import Registry
     from interlock._protocol.types import Resource
     from interlock.primitives.deadlocks import Deadlocked

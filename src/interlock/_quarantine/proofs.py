@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from interlock._protocol.types import Runtime
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 
 PROOF_INTERVAL: Final = 0.2  # seconds between two searches: a demoted primary may have become a replica meanwhile

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
-    from interlock._quarantine.histories import Histories
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_histories import Histories
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._servers.single import SentBatch, SingleServer
 
 MAX_REDIRECTIONS: Final = 5  # redirections of one message

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.types import Runtime, Server
-    from interlock._quarantine.histories import Histories
-    from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.primacy import Primacy
+    from interlock._quarantine.server_histories import Histories
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._transports.connections import ConnectionPool
 
 R = TypeVar("R", bound="Runtime")

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._protocol.acks import Acks
     from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command, Connection, ConnectionPool
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.types import PushHandler, Runtime
-    from interlock._quarantine.histories import Histories
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_histories import Histories
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._servers.single import SingleServer
 
 MAP_INTERVAL: Final = 0.25  # seconds between two maps

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._client.grant import count_fork
 from interlock._people import observer
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.snapshot import snapshot
 from interlock._session.open_sessions import open_sessions
 

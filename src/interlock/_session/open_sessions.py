@@ -11,8 +11,8 @@ from interlock._protocol.snapshot import snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from interlock._client.acquiring import Core
     from interlock._client.book import Book
-    from interlock._client.core import Core
     from interlock._client.grant import Attempt
     from interlock._client.renewal import Renewer
     from interlock._client.reports import Reports

@@ -14,9 +14,9 @@ import secrets
 import socket
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._client.acquiring import Core
 from interlock._client.book import Book
 from interlock._client.cohorts import Cohorts
-from interlock._client.core import Core
 from interlock._client.grant import Attempt, Grant
 from interlock._client.lease_ends import DROPPED, LeaseEnds
 from interlock._client.leaving import Leaving

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from interlock._connect.address import Address
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 

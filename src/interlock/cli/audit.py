@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from interlock._people.revocation import audit as audited
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.cli.options import TIME, AsJson, Urls, connect
 from interlock.cli.output import console, print_json, print_rows, safe
 from interlock.primitives.kinds import kind_named

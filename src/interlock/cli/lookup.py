@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from interlock._people.views import FIRST, LISTED, MOST
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.primitives.view import Holder, Party, View, Waiter
 
 if TYPE_CHECKING:

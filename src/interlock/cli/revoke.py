@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interlock._client.kinds import inspect, kind_of
+from interlock._client.inspecting import inspect, kind_of
 from interlock._people.revocation import Revoking, reason_text
 from interlock._protocol.names import duration
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.cli.exit_status import EX_TEMPFAIL, NOTHING_THERE
 from interlock.cli.lookup import MOST, Holder, View, glance, look
 from interlock.cli.options import AsJson, Name, Prefix, Urls, connect

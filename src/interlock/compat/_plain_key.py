@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.grant import NO_LEASE, AcquireOptions, Attempt, tombstone_ms
-from interlock._client.requests import Question
+from interlock._client.retries import Question
 from interlock._protocol.names import duration, keys_of
 from interlock._protocol.types import Resource
 from interlock.errors import AcquireTimeout, Unavailable
@@ -20,7 +20,7 @@ from interlock.primitives.messages import ReleaseCall, ReleaseReply, encode_rele
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
 
 # Not those of a lock() of the same name, which would take the record for one of its own kind.
 COMPANIONS: Final = ("plain-record", "plain-queue", "plain-waiters", "plain-gone")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
     from interlock._session.session import Session
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec, TypeVar, overl
 
 from interlock._client.grant import Grant
 from interlock._protocol.names import MIN_TTL, duration
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import GRANTED, NOT_FOUND
 from interlock.primitives.lock import lock_resource

@@ -52,7 +52,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import FOREVER, MIN_RETRY_DELAY, now
 from interlock._protocol.types import is_transient
 from interlock._servers.cluster import ClusterServer
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._session.session import Session
 
 __all__ = [

@@ -24,7 +24,7 @@ from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, 
 from redis.exceptions import ConnectionError as RedisConnectionError
 
 from interlock._protocol.names import duration
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.errors import ConfigError, Deadlock, Unavailable
 from interlock.errors import LockError as InterlockLockError
 
@@ -36,7 +36,7 @@ from ._targets import close as close_all
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
 
 __all__ = ["AsyncLock", "Lock", "LockError", "LockNotOwnedError", "aclose", "close"]
 

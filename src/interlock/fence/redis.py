@@ -15,7 +15,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from interlock._protocol.names import duration
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock.errors import ConfigError, LockError, Unavailable
 from interlock.primitives.scripts import load
 

@@ -26,7 +26,7 @@ from interlock._api.lease import LeaseCore
 from interlock._api.multilease import MultiLeaseCore
 from interlock._client.renewal import Answers, _renew_message, _ttl_ms
 from interlock._protocol.names import duration
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.types import Disconnected, ServerError
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from interlock import aio, threads
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._client.grant import Grant, Hold
     from interlock._client.renewal import Ask, Renewer
     from interlock._connect.address import Address
     from interlock._protocol.types import Message, Reply, Script
     from interlock._protocol.types import Server as AnyServer
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._session.open_sessions import OpenSession
     from interlock.embedded import Server
     from interlock.primitives.messages import RenewState

@@ -94,7 +94,7 @@ class BreakableServer(Server):
         if self._is_paused and self.running:
             self.resume()
         if self._was_restarted or not self.running:
-            from interlock._quarantine.histories import forget_servers  # noqa: PLC0415 (with redis-py, not needed before)
+            from interlock._quarantine.server_histories import forget_servers  # noqa: PLC0415 (with redis-py, not needed before)
 
             if self.running:
                 self.kill()

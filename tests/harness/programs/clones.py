@@ -29,7 +29,7 @@ from pathlib import Path
 
 import interlock
 import interlock.aio
-from interlock._client import core as _core
+from interlock._client import acquiring as _core
 from model.histories.lines import Pen, clock
 
 SECTIONS = 25

@@ -7,9 +7,9 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from interlock._api.scopes import CancelScope
+from interlock._client.acquiring import Core
 from interlock._client.book import Book
 from interlock._client.cohort import Cohort
-from interlock._client.core import Core
 from interlock.fence import MAX_FENCE
 from interlock.primitives import lock
 from interlock.primitives import scripts as _scripts

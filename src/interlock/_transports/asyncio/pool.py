@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.types import PushHandler
-    from interlock._quarantine.history import ServerHistory
     from interlock._quarantine.primacy import Primacy
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._transports.asyncio.runtime import AsyncioRuntime
     from interlock._transports.connections import PendingReplies
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence, Sized
 
     from interlock._connect.address import Address, NamedPrimary
-    from interlock._quarantine.history import ServerHistory
+    from interlock._quarantine.server_history import ServerHistory
     from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
     from interlock._transports.connections import Command
 

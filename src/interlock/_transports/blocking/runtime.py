@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._protocol.log import log
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import now
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._protocol.log import log
-from interlock._protocol.run import run
+from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import FOREVER, now
 from interlock._protocol.types import Disconnected
 from interlock._transports.blocking.runtime import AutoResetEvent, Mutex, ThreadRuntime

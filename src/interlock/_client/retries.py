@@ -1,8 +1,8 @@
 """Asking a server: one request, sent again until a reply counts or no time is left.
 
-Theory. Each request but `execute` may be sent twice (see `core.py`). So the client answers a lost reply by sending the
-request again. What the sending has left behind must be known even if it ends by an error, a cancellation or Ctrl-C. So
-it stands in the `Question`, which its caller keeps, and only this module writes that a copy may be on its way.
+Theory. Each request but `execute` may be sent twice (see `acquiring.py`). So the client answers a lost reply by sending
+the request again. What the sending has left behind must be known even if it ends by an error, a cancellation or Ctrl-C.
+So it stands in the `Question`, which its caller keeps, and only this module writes that a copy may be on its way.
 
 Rules.
  (a) A request that was sent and has no reply leaves its question in doubt, and a later reply does not end that doubt:

@@ -1,6 +1,6 @@
 """Running a coroutine that never suspends, as all of interlock over threads.
 
-The requests and their retries are in `_client/requests.py`.
+The requests and their retries are in `_client/retries.py`.
 """
 
 from __future__ import annotations

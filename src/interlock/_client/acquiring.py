@@ -37,7 +37,7 @@ from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_a
 from interlock._client.holding import Holding
 from interlock._client.people import Points
 from interlock._client.places import NOT_THE_USERS
-from interlock._client.requests import Requests, closed_error, was_unanswered
+from interlock._client.retries import Requests, closed_error, was_unanswered
 from interlock._client.self_wait import LOOK_AFTER, SelfWaits, begins_alike, blocks_at_server
 from interlock._client.turns import Turns
 from interlock._protocol.timing import (

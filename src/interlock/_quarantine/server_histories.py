@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from interlock._quarantine.history import ServerHistory
+from interlock._quarantine.server_history import ServerHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

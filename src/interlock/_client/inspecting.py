@@ -17,7 +17,7 @@ from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import InspectCall, Refused
 
 if TYPE_CHECKING:
-    from interlock._client.core import Core
+    from interlock._client.acquiring import Core
     from interlock._protocol.types import Resource
 
 
