@@ -21,7 +21,7 @@ from .sim_server import SimServer
 from .workers import Worker
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Server
+    from interlock._protocol.server import Server
 
     from . import parts
 

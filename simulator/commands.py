@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

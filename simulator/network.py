@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 
 from .chance import ERA, MESSAGE
 from .coroutines import process_of
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Script
+    from interlock._protocol.resource import Script
     from interlock._quarantine.identity import Facts
 
     from .chance import Actor

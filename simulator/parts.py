@@ -13,7 +13,7 @@ from .subjects import seen
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._protocol.types import Server
+    from interlock._protocol.server import Server
 
     from .coroutines import Task
     from .invariants import Monitor

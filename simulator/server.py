@@ -15,7 +15,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 
 from .commands import COMMANDS, TAKE_MEMORY, WRITES, ZSet, text
 

@@ -19,7 +19,7 @@ import hashlib
 from math import floor
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock._quarantine.identity import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
 
 from .server import Server

@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected, ServerError
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.asyncio.connection import SILENCE_LIMIT
 from interlock._transports.connections import PendingReplies
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import Argument, PushHandler
+    from interlock._protocol.resource import Argument
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.identity import Facts
     from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp

@@ -18,7 +18,8 @@ from .sim_runtime import SimRuntime, current
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Argument, Message, Reply, Script
+    from interlock._protocol.resource import Argument, Script
+    from interlock._protocol.server import Message, Reply
     from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 

@@ -20,7 +20,7 @@ from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 PIPELINE = 100  # messages in one write
 TTL_MS, HANDOVER_MS = "60000", "3000"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from growth.sender import Sender
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 CALLS = 100  # of each kind, of which a mean is taken
 FEW_WAITERS = 10

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._client.grant import AcquireOptions
-from interlock._protocol.types import Resource, Script
+from interlock._protocol.resource import Resource, Script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.primitives import scripts as _scripts
 from interlock.primitives.lock import lock_resource
 from simulator.commands import Hash, ZSet

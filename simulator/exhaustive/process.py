@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, SupportsIndex
 
 from interlock import Lease
 from interlock._client.grant import AcquireOptions
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected
 from interlock._quarantine.server_history import ServerHistory
 from interlock._servers.single import SingleServer
 from interlock._session.open_sessions import open_sessions

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock._quarantine.identity import NO_REPLID, parse_facts
 from interlock._transports.connections import PendingReplies
 from interlock._transports.resp import ReplyError, reader
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import PushHandler
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.identity import Facts
     from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp

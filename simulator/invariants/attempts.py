@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from interlock._client.grant import Grant
-    from interlock._protocol.types import Argument, Message
+    from interlock._protocol.resource import Argument
+    from interlock._protocol.server import Message
     from interlock._session.session import Session
     from simulator.coroutines import Process, Task
     from simulator.server_group import ServerGroup

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.codes import GRANTED, QUARANTINE, QUEUED
 from interlock.primitives.messages import lost_identity, parse_acquire

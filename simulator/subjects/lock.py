@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._protocol.types import Argument, Resource
+    from interlock._protocol.resource import Argument, Resource
     from simulator.server import Server
 
     from .seen import Worker

@@ -11,7 +11,7 @@ from .subject import Reading, ResourceModel, Share, reading_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from interlock._protocol.types import Argument, Resource
+    from interlock._protocol.resource import Argument, Resource
     from simulator.server import Server
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from interlock import aio
-    from interlock._protocol.types import Argument
+    from interlock._protocol.resource import Argument
     from simulator.server import Server
 
     from .seen import Worker

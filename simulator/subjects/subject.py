@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from interlock import aio
     from interlock._client.grant import Grant
-    from interlock._protocol.types import Argument, Resource
+    from interlock._protocol.resource import Argument, Resource
     from simulator.server import Server
 
     from .seen import Attempt, Worker

@@ -21,7 +21,7 @@ from interlock._client.book import Book
 from interlock._people import observer as observing
 from interlock._people.grant_log import GRANT_LOG
 from interlock._people.observer import Loss, Observer, Outcome
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock._session.open_sessions import waiting
 
 rule = pytest.mark.rule

@@ -17,9 +17,9 @@ from harness.modes import outcome, until, waiting
 from harness.processes import processes
 from interlock import AcquireTimeout, ConfigError
 from interlock._people import answers, long_waits, looks
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import FOREVER
 from interlock._protocol.tokens import Process
-from interlock._protocol.types import Disconnected, ServerError
 from interlock.primitives.registry import INDEX, REGISTRY, Item, ReportCall, encode_entry, entries_key
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

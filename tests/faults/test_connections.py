@@ -28,8 +28,8 @@ from harness.proxy import Proxy
 from interlock import ConfigError, LeaseState, LockError, Unavailable
 from interlock._connect.refusals import connection_error
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected
 from interlock._transports.resp import pack
 
 rule = pytest.mark.rule

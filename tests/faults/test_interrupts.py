@@ -32,8 +32,8 @@ from interlock._api.section import Section
 from interlock._client.grant import Grant
 from interlock._client.lease_ends import DROPPED
 from interlock._people.observer import Observer, observe, stop_observing
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected
 from interlock._transports.asyncio.runtime import AutoResetEvent
 
 rule = pytest.mark.rule

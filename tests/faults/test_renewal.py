@@ -12,7 +12,7 @@ import pytest
 
 from harness.modes import until
 from interlock import LeaseLost, LeaseState
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")

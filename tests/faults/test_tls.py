@@ -22,7 +22,7 @@ from harness.clock import machine_time
 from harness.modes import Residue, outcome, until
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect.refusals import connection_error
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", starts="a redis-7.0 that speaks TLS")
 

@@ -20,7 +20,7 @@ from interlock import Unavailable
 from interlock._client.grant import Attempt
 from interlock._client.waiting import HEARTBEAT_GRAIN, HEARTBEAT_INTERVAL, LocalQueue, Waiters
 from interlock._protocol.run_to_end import run
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock.primitives.codes import QUEUED
 from interlock.primitives.lock import lock_resource
 

@@ -16,20 +16,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import (
-        AckedReply,
-        Argument,
-        AutoResetEvent,
-        Message,
-        PushHandler,
-        Reply,
-        Route,
-        Runtime,
-        Script,
-        SentCall,
-        Server,
-        T,
-    )
+    from interlock._protocol.resource import Argument, Script
+    from interlock._protocol.runtime import AutoResetEvent, Runtime, T
+    from interlock._protocol.server import AckedReply, Message, PushHandler, Reply, Route, SentCall, Server
 
 
 class StubEvent:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import random
 
+from interlock._protocol.server import ServerError
 from interlock._protocol.timing import TOMBSTONE_TTL
-from interlock._protocol.types import ServerError
 from interlock.primitives.codes import GRANTED
 from interlock.primitives.scripts import load
 from simulator import commands, server

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.primitives.codes import GRANTED, NOT_FOUND
 from interlock.primitives.permits import ALL_PERMITS
 from interlock.primitives.scripts import load

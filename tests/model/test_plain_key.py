@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUEUED, RETRY, WRONG_KIND
 from interlock.primitives.scripts import load
 from model import script_model as walk

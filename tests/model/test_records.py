@@ -18,7 +18,7 @@ import test_permits
 import test_scripts
 
 from harness.modes import outcome, until, waiting
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.errors import ConfigError
 from interlock.primitives.codes import BUSY, WRONG_KIND
 from interlock.primitives.permits import ALL_PERMITS

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("lupa")
 
-from interlock._protocol.types import ServerError
+from interlock._protocol.server import ServerError
 from interlock.primitives.codes import (
     BROKEN,
     BUSY,

@@ -17,8 +17,8 @@ from interlock import AcquireTimeout, ConfigError, LeaseLost, LeaseState, Ran, S
 from interlock._client import waiting as _waiters
 from interlock._client.lease_ends import LeaseEnds
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import Disconnected, TokenSpent
 from interlock._protocol.timing import RETRY_FOR
-from interlock._protocol.types import Disconnected, TokenSpent
 from interlock._servers.quorum_votes import Request
 from interlock.primitives.messages import NO_BOUND, AcquireCall, Granted, Queued
 

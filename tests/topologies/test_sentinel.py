@@ -20,7 +20,7 @@ from harness.topology.group import ask, info
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import sentinels as sentinel
 from interlock._connect.target import address_of
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock._quarantine.identity import NO_REPLID, Facts
 from interlock._quarantine.server_history import ServerHistory
 

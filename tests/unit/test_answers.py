@@ -8,7 +8,7 @@ import pytest
 
 from interlock._people.answers import Answers
 from interlock._protocol.run_to_end import run
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock._transports.blocking.runtime import ThreadRuntime
 
 

@@ -9,7 +9,7 @@ import pytest
 from interlock._client.grant import AcquireOptions, Attempt, Hold
 from interlock._client.renewal import ask
 from interlock._protocol.run_to_end import run
-from interlock._protocol.types import Route
+from interlock._protocol.server import Route
 from interlock.primitives.codes import GRANTED
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.messages import RENEWED, Failed

@@ -54,7 +54,7 @@ async def test_a_refused_connection_shows_one_error(mode, target):
 async def test_interlock_debug_shows_what_interlock_raised_inside(mode, monkeypatch):
     monkeypatch.setenv("INTERLOCK_DEBUG", "1")
     error = await failed(mode, "redis://localhost:1", timeout=0.3)
-    assert shown(error)[0] == "interlock._protocol.types.Disconnected"
+    assert shown(error)[0] == "interlock._protocol.server.Disconnected"
     assert shown(error)[-1] == "interlock.errors.Unavailable"
 
 

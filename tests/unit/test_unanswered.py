@@ -13,8 +13,8 @@ from interlock._client.error_texts import unavailable_error
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
 from interlock._client.waiting import LocalQueue, Waiters
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, RETRY_FOR, SHORT_SILENCE
-from interlock._protocol.types import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.codes import GRANTED, QUEUED
 from interlock.primitives.lock import lock_resource

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Resource, Server
+    from interlock._protocol.resource import Resource
+    from interlock._protocol.server import Server
     from interlock._session.session import Session
 
     from .lease import LeaseCore

@@ -11,7 +11,7 @@ from interlock._client.election import leader as leader_of
 from interlock._client.grant import Grant
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
-from interlock._protocol.types import Stopped
+from interlock._protocol.server import Stopped
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
 
 from .functions import checked_stop, checked_work
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.election import Leader
 
 OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew

@@ -17,7 +17,7 @@ from .misuse_warnings import warn_of_work_after_release
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 @contextlib.contextmanager

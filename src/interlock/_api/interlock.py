@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address, Quorum
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Resource, Server
+    from interlock._protocol.resource import Resource
+    from interlock._protocol.server import Server
     from interlock.primitives.registry import Listed
 
     from .run_names import RunSource

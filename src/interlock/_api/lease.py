@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import AutoResetEvent
+    from interlock._protocol.runtime import AutoResetEvent
     from interlock.errors import LeaseLost
 
     from .section import Section

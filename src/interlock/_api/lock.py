@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Grant
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 # Why a lease of an owner is lost: another thread or task of this owner asked at the same moment

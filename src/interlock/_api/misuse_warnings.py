@@ -23,7 +23,7 @@ from interlock._protocol.log import log
 if TYPE_CHECKING:
     from types import FrameType
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 _NO_VARIABLE: Final = object  # a class, of which nothing warns
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")

@@ -16,7 +16,7 @@ from .misuse_errors import BREAKABLE_HINTS, NoWith, made_by_interlock, named
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock._session.session import Session
     from interlock.primitives.messages import Call
 

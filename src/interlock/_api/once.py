@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.grant import AcquireOptions
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.lock import LockInspect
 
 

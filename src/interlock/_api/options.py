@@ -10,7 +10,7 @@ from interlock._protocol.names import duration
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
     from .lease import WatchedCore
 

@@ -14,7 +14,7 @@ from interlock.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 # Commands that change no key.
 READING: Final = frozenset((

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Grant
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 class PermitsCore(LockableCore[SemaphoreState, LeaseT]):

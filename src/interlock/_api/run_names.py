@@ -16,7 +16,7 @@ from .naming import Arguments, Naming, example_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 MAX_KEY_BYTES: Final = 1_000_000  # before it is shortened
 _BRACE: Final = re.compile(r"[{}]")

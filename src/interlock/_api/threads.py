@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from types import TracebackType
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock._session.session import Session
 
 

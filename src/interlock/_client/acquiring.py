@@ -40,6 +40,7 @@ from interlock._client.places import NOT_THE_USERS
 from interlock._client.retries import Requests, closed_error, was_unanswered
 from interlock._client.self_wait import LOOK_AFTER, SelfWaits, begins_alike, blocks_at_server
 from interlock._client.turns import Turns
+from interlock._protocol.server import Disconnected, Server, Stopped, TokenSpent
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
@@ -52,7 +53,6 @@ from interlock._protocol.timing import (
     UNDO_GRACE,
     margin,
 )
-from interlock._protocol.types import Disconnected, Resource, Server, Stopped, TokenSpent
 from interlock.errors import AcquireTimeout, Deadlock, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
     NO_BOUND,
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from interlock._client.leaving import Leaving
     from interlock._client.people import SayMore
     from interlock._client.waiting import Waiters
+    from interlock._protocol.resource import Resource
 
 LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,
 LAST_QUESTION: Final = 0.4  # this many seconds before

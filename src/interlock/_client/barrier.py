@@ -16,7 +16,7 @@ from interlock.primitives.messages import AcquireCall, Granted, OperationReply, 
 
 if TYPE_CHECKING:
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.messages import Busy, Queued
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from interlock._client.grant import Grant
     from interlock._client.worker import Worker
-    from interlock._protocol.types import Server
+    from interlock._protocol.server import Server
 
 # Seconds after which a lease is worth a subscription, so that the server can push a revocation, and a question whether
 # the lease was revoked before. A lease that ends sooner costs neither. A holder must learn of a revocation within a

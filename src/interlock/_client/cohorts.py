@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from interlock._client.book import Book
     from interlock._client.grant import Attempt, Hold
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.runtime import Runtime
     from interlock.primitives.messages import Queued
 
 

@@ -14,7 +14,7 @@ from interlock.primitives.messages import Refused
 
 if TYPE_CHECKING:
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 WATCH_INTERVAL: Final = 1.0  # seconds between two polls of an observer, at most
 EXPIRY_SLACK: Final = 0.005  # seconds after the end of a lease by which the server has ended it, too

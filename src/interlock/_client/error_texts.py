@@ -8,8 +8,9 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from interlock._protocol.names import printable
+from interlock._protocol.resource import Resource
+from interlock._protocol.server import TRANSIENT, Disconnected, ServerError
 from interlock._protocol.timing import SHORT_SILENCE
-from interlock._protocol.types import TRANSIENT, Disconnected, Resource, ServerError
 from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
 from interlock.primitives.kinds import KINDS, kind_named

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock._client.lease_ends import LeaseEnds
     from interlock._client.people import Points
-    from interlock._protocol.types import AutoResetEvent
+    from interlock._protocol.runtime import AutoResetEvent
 
 
 class GivingBack:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from interlock._client.places import Place
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Argument, AutoResetEvent, Resource
+    from interlock._protocol.resource import Argument, Resource
+    from interlock._protocol.runtime import AutoResetEvent
     from interlock.primitives.messages import Queued
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on

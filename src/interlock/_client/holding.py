@@ -19,8 +19,8 @@ from interlock._client.grant import Grant, Hold, tombstone_ms
 from interlock._client.retries import Question
 from interlock._protocol.log import log
 from interlock._protocol.names import checked_ttl, execute_word
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import FOREVER, RETRY_FOR, capped_ttl
-from interlock._protocol.types import Disconnected, ServerError
 from interlock.errors import ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
     ExecuteCall,

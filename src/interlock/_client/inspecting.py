@@ -18,7 +18,7 @@ from interlock.primitives.messages import InspectCall, Refused
 
 if TYPE_CHECKING:
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 async def inspect(core: Core, resource: Resource, max_waiters: str) -> Any:

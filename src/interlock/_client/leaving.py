@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant
     from interlock._client.lease_ends import LeaseEnds
     from interlock._client.undo import Undo
-    from interlock._protocol.types import Argument, Reply, SentCall, Server
+    from interlock._protocol.resource import Argument
+    from interlock._protocol.server import Reply, SentCall, Server
 
 LOOK_AFTER: Final = 0.05  # seconds after which the worker looks at the reply to a release that nobody waited for
 LOST_AFTER: Final = 1.0  # seconds after which such a reply counts as lost, unless a thread uses the connection

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions, Attempt, Grant
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 MAX_TOGETHER = 50  # resources in one call, which then takes less than 2 ms of the server
 MAX_TRIES = 100  # calls in a row in which the server only dropped dead waiters

@@ -20,7 +20,7 @@ from interlock.primitives.permits import (
 
 if TYPE_CHECKING:
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 HOLDERS_BATCH: Final = 500  # holders in one reply; more than get a lease, or renew theirs, in one millisecond

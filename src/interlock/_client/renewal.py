@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.book import SUBSCRIBE_AFTER, next_due
 from interlock._client.error_texts import OLD_PRIMARY_MAY_GRANT
+from interlock._protocol.resource import Script
+from interlock._protocol.server import Disconnected, Message, Route, Server, ServerError
 from interlock._protocol.timing import FOREVER, capped_ttl
-from interlock._protocol.types import Disconnected, Message, Route, Script, Server, ServerError
 from interlock.primitives.messages import (
     RENEWED,
     Failed,

@@ -23,7 +23,7 @@ from interlock._protocol.timing import FOREVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.runtime import Runtime
 
 MAX_WAITING: Final = 10_000  # reports
 

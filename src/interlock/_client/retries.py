@@ -27,8 +27,8 @@ from interlock._client.error_texts import (
     unavailable_error,
     visible_cause,
 )
+from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
-from interlock._protocol.types import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.messages import lengthens_lease
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._protocol.acks import Acks, Assurance
-    from interlock._protocol.types import Argument, Resource, Server
+    from interlock._protocol.resource import Argument, Resource
+    from interlock._protocol.server import Server
 
 
 @dataclass(slots=True, eq=False)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from interlock._client.book import Book
     from interlock._client.places import Place
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.errors import LockError
     from interlock.primitives.messages import Busy
 

@@ -18,8 +18,8 @@ from interlock._client.cohort import RESERVED, Turn
 from interlock._client.error_texts import DRIVER_UNANSWERED, outer_error
 from interlock._client.retries import Question, closed_error
 from interlock._client.self_wait import LOOK_AFTER
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected
 from interlock.errors import Unavailable
 from interlock.primitives.lock import ReserveCall, ReserveReply
 

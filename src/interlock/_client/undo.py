@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.owed import Owed
-    from interlock._protocol.types import AutoResetEvent, Message, Server
+    from interlock._protocol.runtime import AutoResetEvent
+    from interlock._protocol.server import Message, Server
 
 UNDO_TIMEOUT: Final = 1.0  # seconds that one call may take
 UNDO_INTERVAL: Final = 0.25  # seconds between two tries

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Message, Resource, Server
+    from interlock._protocol.resource import Resource
+    from interlock._protocol.server import Message, Server
 
 HEARTBEAT_INTERVAL: Final = 1.0  # seconds between two heartbeats, at most; a waiter is dead after 3 s without one
 HEARTBEAT_GRAIN: Final = 0.02  # seconds: heartbeats that are due this close together go out together

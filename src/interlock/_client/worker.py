@@ -10,7 +10,7 @@ from interlock._protocol.timing import FOREVER
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import AutoResetEvent, Runtime
+    from interlock._protocol.runtime import AutoResetEvent, Runtime
 
 
 class PeriodicTask(Protocol):

@@ -9,7 +9,7 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from interlock._client.error_texts import server_error
-from interlock._protocol.types import Disconnected, is_transient
+from interlock._protocol.server import Disconnected, is_transient
 from interlock.errors import ConfigError, LockError
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 
 from interlock._connect.address import Address, NamedPrimary, make_address
 from interlock._connect.refusals import connection_error
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import now
-from interlock._protocol.types import Disconnected
 from interlock.errors import ConfigError, LockError
 
 SENTINEL_TIMEOUT: Final = 0.5  # seconds that one sentinel may take

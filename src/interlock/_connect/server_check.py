@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:

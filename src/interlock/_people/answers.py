@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from interlock._protocol.log import log
-from interlock._protocol.types import AutoResetEvent, Disconnected, Runtime, ServerError
+from interlock._protocol.runtime import AutoResetEvent, Runtime
+from interlock._protocol.server import Disconnected, ServerError
 from interlock.errors import LockError
 from interlock.primitives.registry import REPORT_INTERVAL
 

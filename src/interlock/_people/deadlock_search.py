@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from interlock._client.self_wait import kind_of_caller
 from interlock._people.answers import Answers
 from interlock._people.registry import caller_of
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected, ServerError
 from interlock.errors import LockError
 from interlock.primitives.deadlocks import WAY_OUT, ThingName, find
 from interlock.primitives.permits import PermitArgs

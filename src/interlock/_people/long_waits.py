@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.runtime import Runtime
     from interlock.primitives.messages import Queued
     from interlock.primitives.registry import Holding
 

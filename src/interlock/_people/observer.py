@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from interlock._protocol.log import log
-from interlock._protocol.types import Stopped
+from interlock._protocol.server import Stopped
 from interlock.errors import AcquireTimeout, Unavailable
 
 if TYPE_CHECKING:

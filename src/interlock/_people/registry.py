@@ -26,9 +26,9 @@ from interlock._people.machine import is_gone, this_machine
 from interlock._people.observation import trace_id_of
 from interlock._protocol.log import log
 from interlock._protocol.names import printable, token_part
+from interlock._protocol.server import Disconnected, ServerError, is_transient
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._protocol.tokens import Process, Token
-from interlock._protocol.types import Disconnected, ServerError, is_transient
 from interlock.errors import LockError, Unavailable
 from interlock.primitives.permits import PermitArgs
 from interlock.primitives.registry import (
@@ -57,7 +57,8 @@ if TYPE_CHECKING:
     from interlock._client.grant import Attempt, Grant
     from interlock._client.waiting import Waiters
     from interlock._people.answers import Answer
-    from interlock._protocol.types import AutoResetEvent, Message, Server
+    from interlock._protocol.runtime import AutoResetEvent
+    from interlock._protocol.server import Message, Server
     from interlock.primitives.registry import Party
 
 REPORT_DELAY: Final = 1.0  # seconds until the first look: a section that is over by then costs no message

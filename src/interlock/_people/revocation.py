@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.messages import BreakCall
 
 REVOKED: Final = "revoked"

@@ -21,9 +21,9 @@ from interlock._client.cohort import RESERVED
 from interlock._client.error_texts import is_of_another_kind
 from interlock._client.inspecting import inspect, kind_of
 from interlock._people.motion import Motions
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import RETRY_FOR
 from interlock._protocol.tokens import Process, Token
-from interlock._protocol.types import Disconnected, ServerError
 from interlock.errors import ConfigError, LockError, Unavailable
 from interlock.primitives.codes import NEWER, OTHER
 from interlock.primitives.kind import resource_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from interlock._client.acquiring import Core
     from interlock._people.registry import Registry
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.deadlocks import Deadlocked
     from interlock.primitives.registry import Entry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 def lock_fields(resource: Resource, fence: int | None = None, token: str | None = None) -> dict[str, object]:

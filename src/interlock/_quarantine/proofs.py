@@ -15,7 +15,7 @@ from interlock._protocol.log import log
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.runtime import Runtime
     from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
 

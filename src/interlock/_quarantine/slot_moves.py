@@ -21,7 +21,7 @@ from interlock._quarantine.stamp import RETURNED, SlotHistory, lossless_entry, l
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._protocol.types import Runtime
+    from interlock._protocol.runtime import Runtime
     from interlock._quarantine.server_history import ServerHistory
 
 CHECK_TIMEOUT: Final = 1.0  # seconds that a node may take to tell its identity and its clock

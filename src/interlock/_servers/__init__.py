@@ -1,6 +1,6 @@
 """The servers: one server, a cluster or a quorum, which all answer messages like one server.
 
-The contract of each is the protocol `Server` in `_protocol/types.py`.
+The contract of each is the protocol `Server` in `_protocol/server.py`.
 
     single         SingleServer: one server. `_resend_after_noscript` sends a script that the server does not know;
                    PendingCall has a reply that nobody waits for

@@ -25,19 +25,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.server import AckedReply, Disconnected, Message, PushHandler, Reply, Route, ServerError
 from interlock._protocol.timing import DRIFT, RETRY_FOR
-from interlock._protocol.types import (
-    AckedReply,
-    Argument,
-    Disconnected,
-    Message,
-    PushHandler,
-    Reply,
-    Route,
-    Runtime,
-    Script,
-    ServerError,
-)
 from interlock._quarantine.slot_moves import SlotMove, history_after
 from interlock._servers.single import connected_clients
 from interlock._servers.slot_map import Node, SlotMap
@@ -50,6 +39,8 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._connect.clusters import Cluster
     from interlock._protocol.acks import Acks
+    from interlock._protocol.resource import Argument, Script
+    from interlock._protocol.runtime import Runtime
     from interlock._quarantine.server_histories import Histories
     from interlock._quarantine.server_history import ServerHistory
     from interlock._servers.single import SentBatch, SingleServer

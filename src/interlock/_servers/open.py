@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import Runtime, Server
+    from interlock._protocol.runtime import Runtime
+    from interlock._protocol.server import Server
     from interlock._quarantine.primacy import Primacy
     from interlock._quarantine.server_histories import Histories
     from interlock._quarantine.server_history import ServerHistory

@@ -30,17 +30,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
+from interlock._protocol.server import ONLY_ROUTE, Disconnected, Message, Route, ServerError, TokenSpent
 from interlock._protocol.timing import FOREVER, RETRY_FOR, TRY_PROOF_TIMEOUT
-from interlock._protocol.types import (
-    ONLY_ROUTE,
-    Argument,
-    Disconnected,
-    Message,
-    Route,
-    Script,
-    ServerError,
-    TokenSpent,
-)
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock._servers.single import SentBatch, connected_clients
@@ -62,7 +53,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import AckedReply, PushHandler, Reply, Runtime
+    from interlock._protocol.resource import Argument, Script
+    from interlock._protocol.runtime import Runtime
+    from interlock._protocol.server import AckedReply, PushHandler, Reply
     from interlock._servers.single import SingleServer
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
+from interlock._protocol.server import Disconnected, Message
 from interlock._protocol.timing import TOMBSTONE_TTL
-from interlock._protocol.types import Disconnected, Message
 from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, lost_identity
 
 if TYPE_CHECKING:

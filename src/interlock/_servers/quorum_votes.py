@@ -63,7 +63,8 @@ from interlock.primitives.votes import Votes, holder_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Message, Script
+    from interlock._protocol.resource import Script
+    from interlock._protocol.server import Message
     from interlock.primitives.quorum_rules import QuorumRules
 
 # acquire

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock._protocol.info import parse_info
+from interlock._protocol.server import ONLY_ROUTE, AckedReply, Disconnected, Route, ServerError
 from interlock._protocol.timing import DRIFT, FOREVER
-from interlock._protocol.types import ONLY_ROUTE, AckedReply, Disconnected, Route, ServerError
 from interlock._quarantine.lossless import least_lossless_ttl
 from interlock._quarantine.primacy import Primacy
 from interlock._quarantine.proofs import Proofs
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.acks import Acks
-    from interlock._protocol.types import Argument, Message, PushHandler, Reply, Runtime, Script
+    from interlock._protocol.resource import Argument, Script
+    from interlock._protocol.runtime import Runtime
+    from interlock._protocol.server import Message, PushHandler, Reply
     from interlock._quarantine.server_history import ServerHistory
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command, Connection, ConnectionPool

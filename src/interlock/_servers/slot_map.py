@@ -23,7 +23,7 @@ from redis.exceptions import ResponseError
 from interlock._client.error_texts import CLUSTER_RIGHTS
 from interlock._connect.refusals import connection_error
 from interlock._protocol.info import parse_info
-from interlock._protocol.types import AutoResetEvent, Disconnected, ServerError, is_transient, may_have_written
+from interlock._protocol.server import Disconnected, ServerError, is_transient, may_have_written
 from interlock._quarantine.lossless import ask_server
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._quarantine.slot_moves import SlotMove
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import PushHandler, Runtime
+    from interlock._protocol.runtime import AutoResetEvent, Runtime
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.server_histories import Histories
     from interlock._quarantine.server_history import ServerHistory
     from interlock._servers.single import SingleServer

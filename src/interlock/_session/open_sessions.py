@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from interlock._client.reports import Reports
     from interlock._client.waiting import Waiters
     from interlock._people.registry import Registry
-    from interlock._protocol.types import Resource, Runtime, Server
+    from interlock._protocol.resource import Resource
+    from interlock._protocol.runtime import Runtime
+    from interlock._protocol.server import Server
 
 
 class OpenSession(Protocol):

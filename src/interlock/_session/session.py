@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock._client.worker import PeriodicTask
-    from interlock._protocol.types import Resource, Server
+    from interlock._protocol.resource import Resource
+    from interlock._protocol.server import Server
 
 RELEASE_BATCH: Final = 500  # releases in one write
 

@@ -12,7 +12,7 @@ from interlock._connect.server_check import check_server
 from interlock._people import grant_log
 from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
-from interlock._protocol.types import Disconnected, is_transient
+from interlock._protocol.server import Disconnected, is_transient
 from interlock._quarantine.identity import (
     IDENTITY_COMMANDS,
     IDENTITY_LENGTH,

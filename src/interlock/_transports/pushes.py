@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
-from interlock._protocol.types import Disconnected, PushHandler, is_transient
+from interlock._protocol.server import Disconnected, PushHandler, is_transient
 from interlock._transports.resp import ReplyError, pack
 
 if TYPE_CHECKING:

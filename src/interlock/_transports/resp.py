@@ -14,7 +14,7 @@ import hiredis
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Argument, Script
+    from interlock._protocol.resource import Argument, Script
     from interlock._transports.connections import Command
 
 _hiredis: Any = hiredis

@@ -35,7 +35,7 @@ from interlock.primitives.messages import BreakCall
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.threads import Interlock
 
 __all__ = ["app"]

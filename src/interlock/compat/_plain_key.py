@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._client.grant import NO_LEASE, AcquireOptions, Attempt, tombstone_ms
 from interlock._client.retries import Question
 from interlock._protocol.names import duration, keys_of
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.errors import AcquireTimeout, Unavailable
 from interlock.primitives.messages import ReleaseCall, ReleaseReply, encode_release
 from interlock.primitives.scripts import load

@@ -12,7 +12,7 @@ from interlock.aio import Interlock
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from interlock._protocol.types import Server
+    from interlock._protocol.server import Server
 
 __all__ = ["SelfClosingInterlock"]
 

@@ -21,7 +21,7 @@ from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from interlock._client.acquiring import Core
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock._session.session import Session
 
 FIRST_LOOK: Final = 0.1  # seconds after the first waiter came: most waits are over by then

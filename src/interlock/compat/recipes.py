@@ -29,7 +29,7 @@ from ._targets import MAX_TTL, Cache, Client, close, interlock_for, resolve
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.threads import Interlock, Lock, Semaphore
 
 __all__ = [

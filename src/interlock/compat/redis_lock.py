@@ -53,8 +53,8 @@ from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import is_transient
 from interlock._protocol.timing import FOREVER, MIN_RETRY_DELAY, now
-from interlock._protocol.types import is_transient
 from interlock._servers.cluster import ClusterServer
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import NO_EXPIRY, NOT_FOUND

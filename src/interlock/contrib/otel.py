@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from interlock._client.grant import Attempt, Grant
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 __all__ = ["instrument", "uninstrument"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:

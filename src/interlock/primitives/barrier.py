@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, positive_int
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.primitives.kind_record import Kind
 from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load

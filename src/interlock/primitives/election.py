@@ -15,7 +15,7 @@ from interlock.primitives.votes import Votes, holder_of
 from .lock import LOCK_RULES, add_to_view, lock_based_resource, marker_in, record_in
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
 
 
 def election_resource(name: object, prefix: str) -> Resource:

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of
+from interlock._protocol.resource import Resource
 from interlock._protocol.tokens import Token
-from interlock._protocol.types import Resource
 from interlock.primitives.codes import NEWER, OTHER, PLAIN, QUARANTINE
 from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.lock import RECORD_VERSION

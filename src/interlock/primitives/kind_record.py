@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.messages import Raw
     from interlock.primitives.quorum_rules import QuorumRules
     from interlock.primitives.view import View

@@ -12,7 +12,7 @@ from .once import ONCE
 from .permits import RWLOCK, SEMAPHORE
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import Script
+    from interlock._protocol.resource import Script
     from interlock.primitives.kind_record import Kind
     from interlock.primitives.quorum_rules import QuorumRules
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import duration, keys_of, positive_int
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.primitives.kind_record import Kind
 from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
@@ -16,7 +16,7 @@ from .lock import LOCK_COMPANIONS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._protocol.types import Argument
+    from interlock._protocol.resource import Argument
     from interlock.primitives.messages import Raw, Words
     from interlock.primitives.view import View
 

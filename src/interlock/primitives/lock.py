@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, token_part
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.errors import ConfigError
 from interlock.primitives.codes import GRANTED, NOT_FOUND, QUARANTINE, free_text
 from interlock.primitives.kind_record import Kind

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
-from interlock._protocol.types import Argument
+from interlock._protocol.resource import Argument
 from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, RETRY, REVOKED
 
 Words = Sequence[Argument]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock._protocol.types import Resource
+from interlock._protocol.resource import Resource
 from interlock.primitives.codes import GRANTED
 from interlock.primitives.messages import AcquireCall, AcquireReply, Granted, Raw, Words, parse_acquire
 from interlock.primitives.scripts import load

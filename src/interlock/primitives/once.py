@@ -20,7 +20,7 @@ from .lock import LOCK_ADVICE, LockInspect, add_lock_to_view, lock_based_resourc
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from interlock._protocol.types import Resource
+    from interlock._protocol.resource import Resource
     from interlock.primitives.view import View
 
 R = TypeVar("R")

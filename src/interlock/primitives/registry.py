@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._protocol.resource import Resource
 from interlock._protocol.tokens import Process, Token
-from interlock._protocol.types import Resource
 from interlock.primitives.plain import Answer
 from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from interlock._protocol.types import Message
+    from interlock._protocol.server import Message
     from interlock.primitives.messages import DoneReply, Raw, Words
     from interlock.primitives.votes import Votes
 

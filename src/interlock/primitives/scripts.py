@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from interlock._protocol.types import Script
+from interlock._protocol.resource import Script
 
 PACKAGE: Final = "interlock.primitives"
 

@@ -27,9 +27,9 @@ from interlock._api.multilease import MultiLeaseCore
 from interlock._client.renewal import Answers, _renew_message, _ttl_ms
 from interlock._protocol.names import duration
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER
-from interlock._protocol.types import Disconnected, ServerError
 from interlock._session.open_sessions import open_sessions
 from interlock.embedded import _processes
 from interlock.errors import ConfigError, Unavailable
@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from interlock._client.grant import Grant, Hold
     from interlock._client.renewal import Ask, Renewer
     from interlock._connect.address import Address
-    from interlock._protocol.types import Message, Reply, Script
-    from interlock._protocol.types import Server as AnyServer
+    from interlock._protocol.resource import Script
+    from interlock._protocol.server import Message, Reply
+    from interlock._protocol.server import Server as AnyServer
     from interlock._quarantine.server_history import ServerHistory
     from interlock._session.open_sessions import OpenSession
     from interlock.embedded import Server

@@ -17,7 +17,7 @@ from model.histories.store import Store
 
 if TYPE_CHECKING:
     from interlock._client.grant import Attempt
-    from interlock._protocol.types import Script
+    from interlock._protocol.resource import Script
 
 
 def believes() -> None:

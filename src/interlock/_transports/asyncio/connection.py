@@ -8,8 +8,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._connect.address import NO_PRIMARY
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.connections import PendingReplies
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import PushHandler
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 

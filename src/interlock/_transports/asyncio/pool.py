@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from interlock._connect.address import NO_PRIMARY
 from interlock._connect.refusals import connection_error
 from interlock._protocol.log import log
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.asyncio.connection import AsyncioConnection
 from interlock._transports.asyncio.runtime import cancel, end_wait
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import PushHandler
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.primacy import Primacy
     from interlock._quarantine.server_history import ServerHistory
     from interlock._transports.asyncio.runtime import AsyncioRuntime

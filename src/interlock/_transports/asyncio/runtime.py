@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock._protocol.log import log
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock.errors import LockError
 
 if TYPE_CHECKING:

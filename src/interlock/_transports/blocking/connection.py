@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._connect.refusals import connection_error
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock._transports.connections import PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
 from interlock._transports.resp import WAITING, reader

@@ -16,8 +16,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from interlock._connect.address import NO_PRIMARY
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.blocking.connection import BlockingConnection
 from interlock._transports.blocking.runtime import AutoResetEvent
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._connect.address import Address
-    from interlock._protocol.types import PushHandler
+    from interlock._protocol.server import PushHandler
     from interlock._quarantine.primacy import Primacy
     from interlock._quarantine.server_history import ServerHistory
     from interlock._transports.blocking.runtime import ThreadRuntime

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._protocol.log import log
 from interlock._protocol.run_to_end import run
+from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._protocol.types import Disconnected
 from interlock._transports.blocking.runtime import AutoResetEvent, Mutex, ThreadRuntime
 from interlock._transports.pushes import check_subscribe_reply, dispatch_push, next_pause, spread, subscribe_commands
 from interlock._transports.resp import PING, Push
 
 if TYPE_CHECKING:
-    from interlock._protocol.types import PushHandler
+    from interlock._protocol.server import PushHandler
     from interlock._transports.blocking.connection import BlockingConnection
 
 PING_AFTER: Final = 5.0  # seconds without a message after which the listener sends PING

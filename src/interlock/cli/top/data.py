@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from interlock._protocol.run_to_end import run
-from interlock._protocol.types import Disconnected
+from interlock._protocol.server import Disconnected
 from interlock.cli.lookup import MOST, View, look, look_at_all
 from interlock.cli.options import connect
 from interlock.errors import LockError

@@ -1,14 +1,16 @@
-"""The types that client, transports and servers share: messages, routes, errors, and the `Server`."""
+"""What the client needs of a server: the protocol `Server`, its messages, and what may happen to them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
+
+from interlock._protocol.resource import Argument, Script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Sequence
 
     from interlock._protocol.acks import Acks
+    from interlock._protocol.runtime import Runtime
 
 # The beginnings of error replies that end by themselves: the server starts, is busy, or fails over; or the login of one
 # connection has ended, and a new connection logs in again.
@@ -34,16 +36,6 @@ def may_have_written(text: str) -> bool:
     return "non local key" in text
 
 
-class Script(NamedTuple):
-    """A .lua file: its name, text, and the SHA1 by which servers know it."""
-
-    name: str
-    source: str
-    sha: str
-
-
-T = TypeVar("T")
-Argument = str | bytes
 Reply: TypeAlias = "Sequence[object]"  # of a script: each script replies with a list
 Message = tuple[Script, "Sequence[str | bytes]", "Sequence[Argument]"]  # a script, its KEYS, its ARGV
 
@@ -104,63 +96,6 @@ class Route(NamedTuple):
 
 
 ONLY_ROUTE: Final = Route(0, 0)  # the route of all keys, where there is one server
-
-
-class AutoResetEvent(Protocol):
-    """A flag that one thread or task waits for. Setting a set flag changes nothing."""
-
-    def set(self) -> None:
-        """Set the flag, and wake the thread or task that waits for the flag."""
-        ...
-
-    async def wait(self, until: float) -> bool:
-        """Wait for the flag until this time at the latest, and reset it. Returns False if it was not set in time."""
-        ...
-
-
-class Runtime(Protocol):
-    """How code waits and runs in the background: with threads, in an asyncio loop, or in a simulation."""
-
-    @property
-    def mutex(self) -> AbstractContextManager[object]:
-        """A lock for compound steps on data that several threads share; never held during I/O."""
-        ...
-
-    def holds_mutex(self) -> bool:
-        """Whether the current thread holds the mutex: then this code runs in a signal handler or in a finalizer."""
-        ...
-
-    def now(self) -> float:
-        """Seconds on a clock that nobody can set and that runs on while the machine sleeps."""
-        ...
-
-    def event(self) -> AutoResetEvent:
-        """A new event, not set."""
-        ...
-
-    async def sleep_until(self, until: float) -> None:
-        """Wait until the clock of `now` shows this time."""
-        ...
-
-    def spawn(self, work: Callable[[], Coroutine[object, None, None]], name: str, on_end: Callable[[], None]) -> None:
-        """Run `work` in the background, and call `on_end` when the work ends for any reason."""
-        ...
-
-    def run_callback(self, callback: Callable[[T], object], subject: T) -> None:
-        """Call a user's callback where the callback can neither delay nor break interlock."""
-        ...
-
-    async def run_blocking(self, work: Callable[[], T]) -> T:
-        """Run a function that blocks, and return its result."""
-        ...
-
-    def reset_after_fork(self) -> None:
-        """In a child after a fork: drop everything that belongs to the parent."""
-        ...
-
-    async def close(self) -> None:
-        """End the work in the background, within about a second."""
-        ...
 
 
 class Server(Protocol):
@@ -276,38 +211,6 @@ class Server(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
-
-
-class Resource(NamedTuple):
-    """One named thing in the server: the script that decides about it, and the keys of that script."""
-
-    kind: str
-    name: str
-    script: Script
-    keys: tuple[str, ...]
-    acquire_args: tuple[Argument, ...] = ()
-    """The arguments of an acquire of this resource, after those that every acquire has."""
-    owner_prefix: str = ""
-    """The text with which its tokens begin, if one holder (an owner) can be in several processes."""
-    release_args: tuple[Argument, ...] = ()
-    """The arguments of a release of this resource, after those that every release has."""
-    has_generation: bool = False
-    """Whether each waiter says in which generation it waits, so that no waiter stays in another generation."""
-    renewed_key: int = 0
-    """The index of a key that a renewal needs besides the first two."""
-
-    @property
-    def prefix(self) -> str:
-        """What stands before its name, as its Interlock says."""
-        return self.keys[0].removesuffix(self.name)
-
-    @property
-    def renew_keys(self) -> tuple[str, ...]:
-        """The keys that a renewal needs."""
-        return (*self.keys[:2], self.keys[self.renewed_key]) if self.renewed_key else self.keys[:2]
-
-    def __str__(self) -> str:
-        return f"{self.kind} {self.name!r}"
 
 
 class PushHandler(Protocol):
