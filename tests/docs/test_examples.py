@@ -86,7 +86,7 @@ def test_each_example_runs_alone_in_a_new_python(page, server, clean, own_embedd
             files[-1].write_text(pasted)
         ended = subprocess.run(
             [sys.executable, "-c", PASTE, *files], cwd=ROOT if page.name == "simulator.md" else directory,
-            env=environment, capture_output=True, text=True, timeout=120, check=False,
+            env=environment, capture_output=True, text=True, timeout=120, check=False, input="\n" * 100_000,
         )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr

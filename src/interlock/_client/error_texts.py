@@ -208,6 +208,18 @@ _NO_COMMAND: Final = (
 )
 
 
+# What servers answer that run no scripts: Valkey without its Lua module, Garnet without --lua, a service without EVAL.
+_RUNS_NO_LUA: Final = (
+    "Could not find scripting engine", "Lua scripting support disabled",
+    "nknown command 'EVAL", "nknown command `EVAL",
+)  # fmt: skip
+_LUA_ADVICE: Final = (
+    "the server runs no Lua scripts, and each decision of interlock is one. Give it its Lua engine (Valkey 9.1 and "
+    "later: a module, which MODULE LIST must show; Garnet: --lua; a managed service: its setting for EVAL), or use "
+    "another server"
+)
+
+
 _NO_SUCH_COMMAND: Final = "the server has no such command. Correct its name"
 # What a user's own command may cause, in execute().
 _EXECUTE_ADVICE: Final = (
@@ -241,6 +253,7 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("NOPERM", ConfigError, _ACL_ADVICE),
         ("ACL failure in script", ConfigError, _ACL_ADVICE),
         ("user executing the script can't", ConfigError, _ACL_ADVICE),
+        *((words, ConfigError, _LUA_ADVICE) for words in _RUNS_NO_LUA),
         ("non deterministic", ConfigError, "its lua-replicate-commands is off. Set it to yes (its default)"),
         ("NOAUTH", Unavailable, "the server has ended the login of that connection. Try again: the next one logs in"),
         ("WAITAOF", ConfigError, "fsync=True needs appendonly yes there, and Redis 7.2 or Valkey"),
