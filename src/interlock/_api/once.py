@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from interlock._protocol.resource import Resource
     from interlock.primitives.lock import LockInspect
 
+    from .lease import LeaseCore
+
 
 class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
     """Work that runs on one machine only; see Interlock.once."""
@@ -73,7 +75,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
             lease._begin(until_any_end=True)
             value = await self._call(work, lease)
             lease._ensure()
-            lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=True)  # what its release says
+            self._note(lease, succeeded=True)
             return script.ran_result(lease.name, lease.token, lease.fence, value)
 
     async def _begin(self, section: Section) -> Any:
@@ -87,8 +89,13 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         except script.RunSkipped as passed:
             return passed.skipped
         lease._mark_in_with()
-        lease._grant.hold.claim.release_args = self._limits.release_args(succeeded=False)
+        self._note(lease, succeeded=False)
         return lease
+
+    def _note(self, lease: LeaseCore, *, succeeded: bool) -> None:
+        """Let the release of this lease say what became of its run."""
+        claim = lease._grant.hold.claim
+        claim.resource = claim.resource._replace(release_args=self._limits.release_args(succeeded=succeeded))
 
     def _decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """The function, of which each call runs once, or is skipped."""

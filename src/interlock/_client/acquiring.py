@@ -33,10 +33,10 @@ from interlock._client.error_texts import (
     visible_cause,
 )
 from interlock._client.giving_back import GivingBack
-from interlock._client.grant import AcquireOptions, Attempt, Grant, Hold, last_answer_counts
+from interlock._client.grant import NO_PROOF, AcquireOptions, Attempt, Grant, Hold, last_answer_counts
 from interlock._client.holding import Holding
 from interlock._client.people import Points
-from interlock._client.places import NOT_THE_USERS
+from interlock._client.places import KEPT_PLACES, NOT_THE_USERS, keep_place
 from interlock._client.retries import Requests, closed_error, was_unanswered
 from interlock._client.self_wait import LOOK_AFTER, SelfWaits, begins_alike, blocks_at_server
 from interlock._client.turns import Turns
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from interlock._client.lease_ends import LeaseEnds
     from interlock._client.leaving import Leaving
     from interlock._client.people import SayMore
+    from interlock._client.places import Place
     from interlock._client.waiting import Waiters
     from interlock._protocol.resource import Resource
 
@@ -153,6 +154,10 @@ class Core:
             frame = None
         while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
             frame = frame.f_back
+        place: Place | None = None
+        if frame is not None:
+            code, offset = frame.f_code, frame.f_lasti
+            place = KEPT_PLACES.get((id(code), offset)) or keep_place(code, offset)
         return Attempt(  # by position, which is faster
             resource,
             f"{resource.owner_prefix}{self.process_id}/{name}/{os.urandom(16).hex()}",
@@ -164,8 +169,7 @@ class Core:
             busy,
             should_stop,
             caller,
-            None if frame is None else (frame.f_code, frame.f_lasti),
-            resource.release_args,
+            place,
         )
 
     def _abandon_token(self, attempt: Attempt) -> None:
@@ -246,14 +250,14 @@ class Core:
         if isinstance(reply, Queued):  # first: meanwhile, callers behind this one in the cohort share the answer
             attempt.is_queued, attempt.last_queued, attempt.generation = True, reply, reply.generation
         identity = lost_identity(reply)
-        if identity and not attempt.has_no_proof and identity != attempt.proven_identity:
+        if identity and attempt.proven_identity not in (identity, NO_PROOF):
             # One search for each lost identity, since a client may be unable to use its own proof. After a search
             # without a proof the attempt searches no more: its waiter waits for the end of the quarantine.
             timeout = TRY_PROOF_TIMEOUT if attempt.event is None else PROOF_TIMEOUT
             is_proven = await self.server.prove_lossless(
                 attempt.resource.keys, identity, min(attempt.until, self.runtime.now() + timeout)
             )
-            attempt.proven_identity, attempt.has_no_proof = identity if is_proven else "", not is_proven
+            attempt.proven_identity = identity if is_proven else NO_PROOF
             if self.runtime.now() < attempt.until:
                 return  # to ask again at once
         if isinstance(reply, Queued):

@@ -46,6 +46,7 @@ class Bucket(dict[str, Hold]):
     """The leases that are due at one time, by token; and how many seconds the worker may sleep because of them."""
 
     max_sleep = MAX_SLEEP
+    due = FOREVER
 
 
 class Book:
@@ -113,10 +114,12 @@ class Book:
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
-                bucket = self.buckets[due] = Bucket()
+                bucket = Bucket()
+                bucket.due = due
+                self.buckets[due] = bucket
             bucket.max_sleep = min(bucket.max_sleep, sleep)
             bucket[token] = hold
-            hold.due = due
+            hold.due = bucket.due  # one number for all of them
             if self.set_aside:
                 self.set_aside.pop(token, None)
         # It asks at once if the channel was subscribed while all leases were set aside.

@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
     from interlock._client.places import Place
     from interlock._protocol.acks import Acks
-    from interlock._protocol.resource import Argument, Resource
+    from interlock._protocol.resource import Resource
     from interlock._protocol.runtime import AutoResetEvent
     from interlock.primitives.messages import Queued
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
+NO_PROOF: Final = "-"  # in place of an identity: a search failed. The attempt waits for the end of the quarantine
 MAX_SHARED: Final = 256  # different options that are kept for later locks
 fork_count: int = 0  # forks between the first process and this one: a hold of the parent does not count in a child
 
@@ -123,8 +124,6 @@ class Attempt(Question):
     should_stop: Callable[[], bool] | None = None  # whether the caller gave up waiting
     caller: weakref.ref[Any] | None = None  # the thread or task that acquires; None if nobody knows
     place: Place | None = None  # where the user's code acquires
-    # What its messages say
-    release_args: tuple[Argument, ...] = ()
     generation: str = ""  # in which the attempt waits, if its resource has generations
     # What became of it
     abandoned: bool = False  # no caller waits for this attempt any more
@@ -133,8 +132,7 @@ class Attempt(Question):
     expired_grants: int = 0  # grants that expired on their way
     last_queued: Queued | None = None  # the last reply that the caller has to wait
     look_at: float = FOREVER  # once it has waited: when it looks whether it waits for itself
-    proven_identity: str = ""  # the lost identity about which a search found that no lease was lost
-    has_no_proof: bool = False  # a search failed: the attempt searches no more, and waits for the end of the quarantine
+    proven_identity: str = ""  # the lost identity about which a search found that no lease was lost; or NO_PROOF
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
     outer_loss: LeaseLost | None = None  # a lease was revoked in whose `with` the thread waits: it waits no more
@@ -168,7 +166,7 @@ class Attempt(Question):
         self.is_queued, self.was_granted = former.is_queued, former.was_granted
         self.in_doubt, self.unanswered_since = former.in_doubt, former.unanswered_since
         self.last_queued, self.generation = former.last_queued, former.generation
-        self.proven_identity, self.has_no_proof = former.proven_identity, former.has_no_proof
+        self.proven_identity = former.proven_identity
         unused = self.token
         self.token = former.token
         former.token = unused
@@ -176,7 +174,7 @@ class Attempt(Question):
 
     def claim(self, token: str) -> Attempt:
         """What has to be released of this attempt under this token, of which a request may be on its way."""
-        claim = Attempt(self.resource, token, self.options, release_args=self.release_args)
+        claim = Attempt(self.resource, token, self.options)
         claim.in_doubt = True
         return claim
 

@@ -104,7 +104,7 @@ class Holding:
                 hold.grant = None
             grant.announce_release()
             self.ends.end(hold)
-            args = encode_release(attempt.token, tombstone_ms(attempt), attempt.release_args)
+            args = encode_release(attempt.token, tombstone_ms(attempt), attempt.resource.release_args)
             if not waits and self.leaving.leave(grant, args):
                 return True
             until = FOREVER

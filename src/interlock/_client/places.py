@@ -45,6 +45,8 @@ class _NotTheUsers(dict[str, bool]):
 
 
 NOT_THE_USERS: Final = _NotTheUsers()
+KEPT_PLACES: Final[dict[tuple[int, int], Place]] = {}
+"""Places by the identity of their code, which they keep alive: leases acquired at one line share one place."""
 
 
 def calling_place() -> Place | None:
@@ -53,6 +55,12 @@ def calling_place() -> Place | None:
     while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
         frame = frame.f_back
     return (frame.f_code, frame.f_lasti) if frame is not None else None
+
+
+def keep_place(code: CodeType, offset: int) -> Place:
+    """A place that later leases share, unless there are too many places."""
+    place = code, offset
+    return KEPT_PLACES.setdefault((id(code), offset), place) if len(KEPT_PLACES) < MAX_PLACES else place
 
 
 def line_of(place: Place | None) -> str:

@@ -86,5 +86,5 @@ class Undo:
 def release_message(attempt: Attempt) -> Message:
     """The message that undoes an attempt; a release is the same message."""
     resource = attempt.resource
-    call = ReleaseCall(attempt.token, tombstone_ms(attempt), attempt.release_args)
+    call = ReleaseCall(attempt.token, tombstone_ms(attempt), resource.release_args)
     return resource.script, resource.keys, call.encode()

@@ -118,7 +118,7 @@ async def _acquire(core: Core, attempt: Attempt) -> None:
 
 async def _settle(core: Core, attempt: Attempt) -> None:
     """Make sure that a late copy of the acquire takes nothing. The key stays the attempt's."""
-    call = ReleaseCall(attempt.token, tombstone_ms(attempt), ("", NONE, *attempt.release_args[2:]))
+    call = ReleaseCall(attempt.token, tombstone_ms(attempt), ("", NONE, *attempt.resource.release_args[2:]))
     try:
         await core.requests.query(attempt.resource, *call.encode())
     except BaseException:
@@ -167,7 +167,7 @@ def release_later(
     `whose` and `token` as for `release`. Without a token only for a value that nobody acquires again.
     """
     args = (value, whose, *resource.release_args)
-    core.undo.add(Attempt(resource, token or f"release/{value.hex()}", options, release_args=args))
+    core.undo.add(Attempt(resource._replace(release_args=args), token or f"release/{value.hex()}", options))
 
 
 async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry_for: float | None = None) -> int:
