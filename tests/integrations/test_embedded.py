@@ -320,7 +320,7 @@ def test_the_shared_server_is_started_again_after_a_crash(home):
 
 
 @pytest.mark.rule(10)
-def test_a_shared_server_that_crashed_quarantines_locks_that_it_may_have_forgotten(home, monkeypatch):
+def test_a_shared_server_that_crashed_quarantines_locks_that_it_may_have_forgotten(home, monkeypatch, caplog):
     """A new client knows no earlier server: the process that started the server again leaves the evidence."""
     monkeypatch.setattr(embedded, "_LOST_LEASES_LAST", 1)  # less than the 2 s that all leases here last
     with Interlock("embedded://", max_ttl=2) as locks:
@@ -332,6 +332,9 @@ def test_a_shared_server_that_crashed_quarantines_locks_that_it_may_have_forgott
         with pytest.raises(AcquireTimeout, match="quarantine"):
             locks.lock("a").acquire(timeout=0)
         locks.lock("a").acquire(timeout=30).release()
+    (text,) = caplog.messages
+    assert "A smaller max_ttl in all processes shortens this wait" in text
+    assert "FAILOVER" not in text  # there is no replica
     stop_shared()
     with Interlock("embedded://", max_ttl=2) as locks:
         locks.lock("a").acquire(timeout=0).release()  # it was stopped by hand, when all that was forgotten was over

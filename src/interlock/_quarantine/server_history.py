@@ -42,10 +42,11 @@ _NO_IDENTITY: Final = (
     "interlock: %s refuses INFO, or its reply has no run_id, so interlock can't notice a restart or failover that "
     "loses leases: there is no quarantine. Give this user the right +info, or pass quarantine=False"
 )
-_WAIT: Final = (
-    "for %.3g s it grants only names that it has granted since then. Every other name waits, used or not. FAILOVER to "
-    "a replica before a planned restart avoids this wait; a smaller max_ttl in all processes shortens it"
+_WAIT: Final = "for %.3g s it grants only names that it has granted since then. Every other name waits, used or not. %s"
+_AVOID: Final = (
+    "FAILOVER to a replica before a planned restart avoids this wait; a smaller max_ttl in all processes shortens it"
 )
+_SHORTEN: Final = "A smaller max_ttl in all processes shortens this wait"  # an embedded server has no replica
 _REPLACED: Final = (
     "interlock: %s was restarted or replaced, and may have lost leases that are alive: unless a proof shows that it "
     f"lost none, {_WAIT}"
@@ -157,7 +158,8 @@ class ServerHistory:
 
     def _warn(self, text: str, address: Address, stamp: IdentityStamp) -> None:
         left = stamp.latest_start + (stamp.quarantine_seconds or 0) - now()
-        self._unsaid.append((text, address.display_url, left))
+        way_out = _SHORTEN if address.kind == "embedded" else _AVOID
+        self._unsaid.append((text, address.display_url, left, way_out))
 
     def log_warnings(self) -> None:
         """Log what `identify` found. Not under the mutex under which that runs: a handler of the log may be slow."""
