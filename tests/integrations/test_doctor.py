@@ -15,9 +15,9 @@ import redis
 from harness.modes import wait_until
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Interlock, LockError
-from interlock.cli import app
 from interlock._doctor.checks import Level, findings, of_callers
 from interlock._doctor.facts import Facts, ServerFacts
+from interlock.cli import app
 from interlock.cli.doctor.trial import _not_acquired
 from interlock.embedded import Server
 from interlock.primitives.deadlocks import find
