@@ -59,7 +59,6 @@ default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 90
 add_module_names = False
