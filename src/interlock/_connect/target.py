@@ -1,4 +1,4 @@
-"""Turns a user's target into an address: a URL, a client, $INTERLOCK_URL, or the servers of a quorum."""
+"""Turns a user's target into an address: a URL, a client, a cache, $INTERLOCK_URL, or the servers of a quorum."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import cast
 
 from interlock._connect.address import Address, Quorum
+from interlock._connect.caches import client_of_cache
 from interlock._connect.clients import address_of_client
 from interlock._connect.clusters import Cluster, cluster_of
 from interlock._connect.urls import address_of_url
@@ -42,12 +43,7 @@ def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
 
 
 def address_of(target: object, *, for_asyncio: bool) -> Address | Cluster:
-    """The server or cluster that a URL, a client, or (for None) $INTERLOCK_URL names. Raises ConfigError.
-
-    An address is its own.
-    """
-    if isinstance(target, Address | Cluster):
-        return target
+    """The server or cluster that a URL, a client, a cache, or (for None) $INTERLOCK_URL names. Raises ConfigError."""
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
         if not target:
@@ -55,6 +51,8 @@ def address_of(target: object, *, for_asyncio: bool) -> Address | Cluster:
                 'no server is named: call Interlock("redis://host:6379/0"), or set INTERLOCK_URL. '
                 'Interlock("embedded://") starts one for this user on this machine'
             )
+    if (client := client_of_cache(target)) is not None:  # made for threads; the cache itself is for both modes
+        target, for_asyncio = client, False
     if (cluster := cluster_of(target, for_asyncio=for_asyncio)) is not None:
         return cluster
     return address_of_url(target) if isinstance(target, str) else address_of_client(target, for_asyncio=for_asyncio)

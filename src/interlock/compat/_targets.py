@@ -11,9 +11,10 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
+from interlock._connect.caches import client_of_cache
 from interlock._connect.target import address_of
 from interlock._protocol.names import checked_name
-from interlock.errors import ConfigError, Unavailable
+from interlock.errors import Unavailable
 from interlock.threads import Interlock
 
 if TYPE_CHECKING:
@@ -94,12 +95,10 @@ def close() -> None:
 
 def resolve(target: object, key: object, max_ttl: float) -> tuple[Interlock, str]:
     """The Interlock for this target, and the key in its server. Raises ConfigError."""
-    name, client = checked_name(key), target
-    make_key = getattr(target, "make_key", None)
-    if make_key is not None:
-        cache = getattr(make_key, "__self__", target)  # the cache behind Django's proxy
-        name, client = make_key(name), _client_of(cache)
-    return interlock_for(client, max_ttl=max_ttl), name
+    name, client = checked_name(key), client_of_cache(target)
+    if client is not None:
+        return interlock_for(client, max_ttl=max_ttl), cast("Cache", target).make_key(name)
+    return interlock_for(target, max_ttl=max_ttl), name
 
 
 @contextlib.contextmanager
@@ -109,25 +108,3 @@ def unavailable_as(error_class: type[Exception]) -> Generator[None, None, None]:
         yield
     except Unavailable as error:
         raise error_class(str(error)) from error
-
-
-def _client_of(cache: Any) -> object:
-    """The client with which a Django cache writes. Raises ConfigError."""
-    for part in (getattr(cache, "client", None), getattr(cache, "_cache", None)):  # of django-redis; of Django itself
-        get_client = getattr(part, "get_client", None)
-        if get_client is not None:
-            try:
-                client: object = get_client(write=True)
-            except NotImplementedError:
-                raise ConfigError(
-                    f"{_class_name(part)} spreads keys over several servers, but a lock needs one: give a client of one"
-                ) from None
-            return client
-    raise ConfigError(
-        f"{_class_name(cache)} does not keep its keys on Redis or Valkey, so other machines would not see its locks. "
-        "Give a cache of django.core.cache.backends.redis or django_redis (caches['locks'], say), or a client"
-    )
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
