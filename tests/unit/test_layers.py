@@ -25,9 +25,8 @@ LAYERS = {
     "servers": "_servers",
     "api": "_api",
     "aio, threads": "interlock threads aio",
-    "doctor": "_doctor",
     "fence, compat, contrib": "fence compat contrib",
-    "cli, testing": "cli __main__ testing",
+    "cli, testing": "cli __main__ testing contrib.django.management",
 }
 
 # importer: what it imports from a higher layer

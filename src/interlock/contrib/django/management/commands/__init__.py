@@ -1,0 +1,1 @@
+"""Commands by the name of their module."""

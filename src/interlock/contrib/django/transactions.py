@@ -1,0 +1,222 @@
+"""A lock that is held until the transaction has ended: `locks.lock(order, until_commit=True)`.
+
+Theory. If a lock is released inside of a transaction, the next holder reads what was there before the commit, and
+undoes it. So here the lease passes from the `with` to the transaction of the database connection, and ends with that.
+Django has a hook for a commit (`on_commit`), and none for a rollback, a lost connection or a commit that is to be
+refused. So `Transactions` puts itself before the methods of one connection object through which each transaction ends,
+`atomic` included, when the first lock is held there; it stays, and passes every call on.
+
+Rules.
+(a) The lease ends after the `with` *and* after the transaction that is open when the `with` ends. Without one, it ends
+    with the `with`.
+(b) A commit is sent only if all leases of the connection are certainly alive. Else the transaction is rolled back, and
+    LeaseLost raised. Between this look and the commit in the database time passes: only a fence closes that gap.
+(c) Savepoints end nothing: what was read under the lock before one may count after it.
+(d) In a TestCase, whose own `atomic` blocks are never committed, the outermost block of the tested code counts.
+(e) What ends after a commit raises nothing, since the data is committed; the client has logged a loss.
+(f) A thread may acquire the same lock again before the commit: it would wait for itself.
+(g) The connection owns the leases. If it is dropped without an end, as with its thread, their sections are, too, and
+    release them in the background.
+"""
+
+# Django has no types of its own, and those of django-stubs are not for everyone.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUntypedBaseClass=false, reportMissingTypeStubs=false
+# pyright: reportUntypedFunctionDecorator=false, reportUnknownLambdaType=false
+# mypy: disable-error-code="misc, no-any-return, untyped-decorator"
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import weakref
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, Final
+
+from django.db import connections
+
+from interlock._api.section import CallSection
+from interlock._protocol.run_to_end import run
+from interlock.errors import LeaseLost, LockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from interlock.threads import Lease, RLock
+
+__all__ = ["Transactions", "UntilCommit"]
+
+_ATTRIBUTE: Final = "_interlock_transactions"
+
+
+class UntilCommit(ContextDecorator):
+    """A lock whose lease ends with the transaction around its `with`: use it in a `with`, or as a decorator.
+
+    In `atomic` (of any depth, and with ATOMIC_REQUESTS) the lease outlives the `with`, and ends after the commit or the
+    rollback; elsewhere it ends with the `with`. The thread may acquire it again meanwhile. If the lease is lost before
+    the commit, the commit is refused: the transaction is rolled back, and LeaseLost leaves the `atomic`.
+    """
+
+    def __init__(self, lock: RLock, using: str) -> None:
+        self._lock = lock
+        self._using = using
+
+    @property
+    def name(self) -> str:
+        """The name, without the prefix."""
+        return self._lock.name
+
+    def __enter__(self) -> Lease:
+        return Transactions.of(connections[self._using]).enter(self._lock)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Transactions.of(connections[self._using]).leave(self._lock, kind, error, trace)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.UntilCommit {self.name!r} using={self._using!r}>"
+
+
+class Hold(CallSection):
+    """The section of one `with`, which owns its lease until the transaction ends. Its body is all of that."""
+
+    __slots__ = ("in_with",)
+
+    def __init__(self, lock: Any) -> None:
+        super().__init__(lock)
+        self.in_with = True
+        self.entered_by = weakref.ref(threading.current_thread())
+
+    def is_of(self, lock: object) -> bool:
+        """Whether it is an open `with` of this lock in this thread."""
+        return (
+            self.in_with
+            and self.lockable is lock
+            and self.entered_by is not None
+            and self.entered_by() is threading.current_thread()
+        )
+
+
+class Transactions:
+    """The leases that end with the transactions of one connection, and the ends of these."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._holds: list[Hold] = []
+        for name, method in (
+            ("commit", self._commit),
+            ("rollback", self._rollback),
+            ("close", self._close),
+            ("set_autocommit", self._set_autocommit),
+            ("savepoint_commit", self._savepoint_commit),
+            ("savepoint_rollback", self._savepoint_rollback),
+        ):
+            real = getattr(connection, name)
+            setattr(connection, name, functools.wraps(real)(functools.partial(method, real)))
+
+    @classmethod
+    def of(cls, connection: Any) -> Transactions:
+        """The one of this connection, which is made with the first lock."""
+        found: Transactions | None = getattr(connection, _ATTRIBUTE, None)
+        if found is None:
+            found = cls(connection)
+            setattr(connection, _ATTRIBUTE, found)
+        return found
+
+    # The `with`
+
+    def enter(self, lock: Any) -> Lease:
+        """Acquire the lock; see `UntilCommit`."""
+        hold = Hold(lock)
+        try:
+            run(lock._enter(hold))
+            self._holds.append(hold)
+            lease: Lease = hold.lease
+        except BaseException:
+            hold.release_in_background()
+            raise
+        return lease
+
+    def leave(self, lock: Any, kind: object, error: BaseException | None, trace: object) -> None:
+        """Leave the `with`: the lease ends, unless a transaction is open. Raises LeaseLost if the lease is lost."""
+        hold = next(each for each in reversed(self._holds) if each.is_of(lock))
+        if not self._is_open():
+            self._holds.remove(hold)
+            run(hold.leave(kind, error, trace))
+            return
+        hold.in_with = False
+        if error is None:
+            hold.lease.ensure()  # so that the transaction ends now, and not after more work
+
+    def _is_open(self) -> bool:
+        """Whether a transaction is open whose end is to be waited for. Connects to nothing."""
+        connection = self._connection
+        if connection.connection is None or connection.closed_in_transaction:
+            return False
+        if connection.in_atomic_block:
+            return not self._only_blocks_of_a_test_are_open()
+        return not connection.autocommit
+
+    def _only_blocks_of_a_test_are_open(self) -> bool:
+        blocks = self._connection.atomic_blocks
+        return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
+
+    # The ends of transactions, as Django's `atomic` and its users call them. `atomic` leaves its block before.
+
+    def _commit(self, real: Callable[[], None]) -> None:
+        if not self._connection.in_atomic_block:  # else Django refuses it
+            self._check(self._connection.rollback)
+        real()
+        self._end()
+
+    def _rollback(self, real: Callable[[], None]) -> None:
+        real()
+        self._end()
+
+    def _close(self, real: Callable[[], None]) -> None:
+        try:
+            real()
+        finally:
+            if self._connection.connection is None or self._connection.closed_in_transaction:
+                self._end()
+
+    def _set_autocommit(self, real: Callable[..., None], autocommit: bool, *args: Any, **options: Any) -> None:
+        real(autocommit, *args, **options)
+        if autocommit:
+            self._end()  # also after a commit that failed in a way which no other method saw
+
+    def _savepoint_commit(self, real: Callable[[str], None], sid: str) -> None:
+        is_end = self._only_blocks_of_a_test_are_open()
+        if is_end:
+            self._check(functools.partial(self._connection.savepoint_rollback, sid))
+        real(sid)
+        if is_end:
+            self._end()
+
+    def _savepoint_rollback(self, real: Callable[[str], None], sid: str) -> None:
+        real(sid)
+        if self._only_blocks_of_a_test_are_open():
+            self._end()
+
+    def _check(self, roll_back: Callable[[], None]) -> None:
+        """Before a commit: raises LeaseLost, after rolling back, unless each lease is certainly alive. No I/O."""
+        try:
+            for hold in self._holds:
+                hold.lease.ensure()
+        except LeaseLost as lost:
+            lost.add_note("So the transaction was not committed, but rolled back.")
+            try:
+                roll_back()
+            except Exception:  # noqa: BLE001 (as `atomic` does: a connection that can't roll back is closed)
+                self._connection.close()
+            raise
+
+    def _end(self) -> None:
+        """The transaction has ended: so do the leases whose `with` has ended before."""
+        for hold in [each for each in reversed(self._holds) if not each.in_with]:
+            self._holds.remove(hold)
+            with contextlib.suppress(LockError):
+                run(hold.leave(None, None, None))
