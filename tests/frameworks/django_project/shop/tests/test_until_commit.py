@@ -1,0 +1,359 @@
+"""A lock is held until the commit, or the rollback, or whatever else ends the transaction."""
+
+import gc
+import threading
+import unittest
+
+from django.db import DEFAULT_DB_ALIAS, IntegrityError, OperationalError, connection, connections, transaction
+from django.test import TestCase, TransactionTestCase
+
+from interlock import Deadlock, LeaseLost
+from interlock.contrib.django import locks, name_of
+from shop.models import Note, Order
+from shop.tests.base import Other, wait_until
+
+
+class Fault(Exception):
+    pass
+
+
+class Steps(Other):
+    """What holds in a transaction and in a TestCase alike."""
+
+    def setUp(self):
+        super().setUp()
+        self.order = Order.objects.create()
+        self.name = name_of(self.order)
+
+    def lock(self, **options):
+        return locks.lock(self.order, until_commit=True, **options)
+
+    def test_held_until_the_commit(self):
+        with transaction.atomic():
+            with self.lock() as lease:
+                self.order.save()
+            self.assert_held(self.name)
+            lease.ensure()
+        self.assert_free(self.name)
+        self.assertFalse(lease.lost)
+
+    def test_held_until_the_rollback(self):
+        with self.assertRaises(Fault), transaction.atomic():
+            with self.lock():
+                Order.objects.create(state="no")
+            self.assert_held(self.name)
+            raise Fault
+        self.assert_free(self.name)
+        self.assertFalse(Order.objects.filter(state="no").exists())
+
+    def test_an_error_in_the_with_ends_it_with_the_transaction(self):
+        with self.assertRaises(Fault), transaction.atomic(), self.lock():
+            raise Fault
+        self.assert_free(self.name)
+
+    def test_a_savepoint_ends_nothing(self):
+        with transaction.atomic():
+            with self.assertRaises(Fault), transaction.atomic(), self.lock():
+                raise Fault
+            self.assert_held(self.name)
+            with transaction.atomic():
+                pass
+            sid = transaction.savepoint()
+            transaction.savepoint_rollback(sid)
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_an_inner_block_is_no_end(self):
+        with transaction.atomic():
+            with transaction.atomic(), transaction.atomic(savepoint=False), self.lock():
+                pass
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_a_durable_block(self):
+        with transaction.atomic(durable=True), self.lock():
+            pass
+        self.assert_free(self.name)
+
+    def test_without_a_transaction_it_ends_with_the_with(self):
+        with self.lock():
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_around_a_transaction_it_ends_with_the_with(self):
+        with self.lock():
+            with transaction.atomic():
+                self.order.save()
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_a_transaction_may_lock_twice(self):
+        with transaction.atomic():
+            with self.lock() as first:
+                pass
+            with self.lock() as second, locks.rlock(self.order) as third:
+                self.assertEqual((first.fence, third.fence), (second.fence, second.fence))
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_two_locks(self):
+        with transaction.atomic():
+            with self.lock(), locks.lock("another", until_commit=True):
+                pass
+            self.assert_held(self.name)
+            self.assert_held("another")
+        self.assert_free(self.name)
+        self.assert_free("another")
+
+    def test_a_plain_lock_in_the_same_transaction_is_a_deadlock(self):
+        with self.assertRaises(Deadlock), transaction.atomic():
+            with self.lock():
+                pass
+            with locks.lock(self.order, timeout=20):
+                self.fail("the lock was acquired twice")
+        self.assert_free(self.name)
+
+    def test_the_thread_is_inside_until_the_commit(self):
+        with transaction.atomic():
+            with self.lock() as lease:
+                pass
+            self.assertIs(locks.assert_held(self.order), lease)
+        with self.assertRaises(RuntimeError):
+            locks.assert_held(self.order)
+
+    def test_as_a_decorator(self):
+        @self.lock()
+        def work():
+            self.assert_held(self.name)
+
+        with transaction.atomic():
+            work()
+            work()
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+        work()
+        self.assert_free(self.name)
+
+    def test_a_commit_without_the_lease_is_refused(self):
+        called = []
+        with self.assertRaises(LeaseLost) as raised, transaction.atomic():
+            transaction.on_commit(lambda: called.append(1))
+            with self.lock() as lease:
+                Order.objects.create(state="no")
+            self.take(self.name)
+            wait_until(lambda: lease.lost)
+        self.assertIn("rolled back", raised.exception.__notes__[0])
+        self.assertFalse(Order.objects.filter(state="no").exists())
+        self.assertEqual(called, [])
+        self.assert_free(self.name)
+        with transaction.atomic(), self.lock():  # and the connection is as good as before
+            Order.objects.create(state="yes")
+        self.assertTrue(Order.objects.filter(state="yes").exists())
+
+    def test_a_commit_inside_of_a_lost_lease_is_refused(self):
+        with self.assertRaises(LeaseLost), self.lock() as lease, transaction.atomic():
+            Order.objects.create(state="no")
+            self.take(self.name)
+            wait_until(lambda: lease.lost)
+        self.assertFalse(Order.objects.filter(state="no").exists())
+        self.assert_free(self.name)
+
+    def test_a_lost_lease_is_raised_at_the_end_of_the_with(self):
+        with self.assertRaises(LeaseLost), transaction.atomic():
+            with self.lock() as lease:
+                self.take(self.name)
+                wait_until(lambda: lease.lost)
+            self.fail("the transaction went on")
+        self.assert_free(self.name)
+
+    def test_an_error_is_not_replaced_by_a_lost_lease(self):
+        with self.assertRaises(Fault), transaction.atomic(), self.lock() as lease:
+            self.take(self.name)
+            wait_until(lambda: lease.lost)
+            raise Fault
+        self.assert_free(self.name)
+
+    def test_renewed_until_the_commit(self):
+        with transaction.atomic():
+            with self.lock(ttl=0.5) as lease:
+                began = lease.remaining()
+            end = threading.Event()
+            end.wait(3 * began)
+            lease.ensure()
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_a_name_and_a_database(self):
+        with transaction.atomic(), locks.lock("name", until_commit=True, using=DEFAULT_DB_ALIAS):
+            pass
+        self.assert_free("name")
+
+    def test_set_rollback(self):
+        with transaction.atomic(), self.lock():
+            transaction.set_rollback(True)
+        self.assert_free(self.name)
+
+
+class InATestCase(Steps, TestCase):
+    """The outermost block of the tested code counts, though nothing is committed."""
+
+    def test_on_commit_is_captured(self):
+        called = []
+        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            with self.lock():
+                pass
+            transaction.on_commit(lambda: called.append(1))
+        self.assertEqual(called, [1])
+        self.assert_free(self.name)
+
+    def test_a_block_without_a_savepoint_ends_with_the_test_at_the_latest(self):
+        with transaction.atomic(savepoint=False), self.lock():
+            pass
+        with self.lock():  # the thread that holds it may have it again
+            pass
+
+    @classmethod
+    def tearDownClass(cls):
+        super().tearDownClass()
+        assert not connection._interlock_transactions._holds
+
+
+class InATransaction(Steps, TransactionTestCase):
+    """The real thing."""
+
+    def test_hooks_run_after_the_release_and_may_fail(self):
+        with self.assertRaises(Fault), transaction.atomic():
+            with self.lock():
+                pass
+
+            def hook():
+                self.assert_free(self.name)
+                raise Fault
+
+            transaction.on_commit(hook)
+        self.assert_free(self.name)
+
+    def test_a_commit_that_fails(self):
+        with self.assertRaises(IntegrityError), transaction.atomic():
+            with self.lock():
+                Note.objects.create(worker=1, order_id=987_654)  # the constraint is looked at when it is committed
+            self.assert_held(self.name)
+        self.assert_free(self.name)
+
+    def test_a_connection_closed_in_the_middle(self):
+        with self.assertRaises(Exception), transaction.atomic():  # noqa: B017 (each version has another)
+            with self.lock():
+                Order.objects.create(state="no")
+            connection.close()
+            self.assert_free(self.name)
+            Order.objects.create(state="no")
+        self.assert_free(self.name)
+        self.assertFalse(Order.objects.filter(state="no").exists())
+
+    def test_a_connection_closed_in_the_with(self):
+        with transaction.atomic():
+            with self.lock():
+                connection.close()
+                self.assert_held(self.name)
+            self.assert_free(self.name)
+
+    @unittest.skipUnless(connection.vendor == "postgresql", "a server that can be told to end a connection")
+    def test_a_database_that_goes_away(self):
+        with self.assertRaises(OperationalError), transaction.atomic():
+            with self.lock():
+                Order.objects.create(state="no")
+            killer = connection.copy()
+            with connection.cursor() as cursor, killer.cursor() as other:
+                cursor.execute("SELECT pg_backend_pid()")
+                other.execute("SELECT pg_terminate_backend(%s)", cursor.fetchone())
+            killer.close()
+            Order.objects.create(state="no")
+        self.assert_free(self.name)
+        connection.close()
+        self.assertFalse(Order.objects.filter(state="no").exists())
+
+    def test_manual_transactions(self):
+        for end in (transaction.commit, transaction.rollback, connection.close):
+            transaction.set_autocommit(False)
+            try:
+                with self.lock():
+                    self.order.save()
+                self.assert_held(self.name)
+                with transaction.atomic():
+                    pass
+                self.assert_held(self.name)
+                end()
+                self.assert_free(self.name)
+            finally:
+                transaction.rollback()
+                transaction.set_autocommit(True)
+
+    def test_the_end_of_a_manual_transaction(self):
+        transaction.set_autocommit(False)
+        with self.lock():
+            pass
+        self.assert_held(self.name)
+        transaction.set_autocommit(True)
+        self.assert_free(self.name)
+
+    def test_a_manual_commit_without_the_lease_is_refused(self):
+        transaction.set_autocommit(False)
+        try:
+            with self.lock() as lease:
+                Order.objects.create(state="no")
+            self.take(self.name)
+            wait_until(lambda: lease.lost)
+            with self.assertRaises(LeaseLost):
+                transaction.commit()
+        finally:
+            transaction.set_autocommit(True)
+        self.assertFalse(Order.objects.filter(state="no").exists())
+
+    def test_a_thread_that_ends_in_the_middle(self):
+        def work():
+            transaction.atomic().__enter__()
+            with self.lock():
+                pass
+            self.assert_held(self.name)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(20)
+        gc.collect()
+        self.assert_free(self.name, within=20)
+
+    def test_another_client_waits_for_the_commit_and_reads_it(self):
+        seen = []
+
+        def work():
+            try:
+                with transaction.atomic(), self.other.lock(self.name, timeout=20):
+                    seen.append(Order.objects.get(pk=self.order.pk).state)
+            finally:
+                connections.close_all()
+
+        with transaction.atomic(), self.lock():
+            self.order.state = "paid"
+            self.order.save()
+            thread = threading.Thread(target=work)
+            thread.start()
+            wait_until(lambda: self.other.lock(self.name).inspect().waiting)
+        thread.join(20)
+        self.assertEqual(seen, ["paid"])
+
+
+class OtherDatabase(Other, TransactionTestCase):
+    databases = {"default", "other"}
+
+    def test_the_transaction_of_the_database_of_the_instance_counts(self):
+        order = Order.objects.using("other").create()
+        with transaction.atomic():
+            with transaction.atomic(using="other"):
+                with locks.lock(order, until_commit=True):
+                    pass
+                self.assert_held(name_of(order))
+            self.assert_free(name_of(order))
+            with locks.lock(order, until_commit=True, using="default"):
+                pass
+            self.assert_held(name_of(order))
+        self.assert_free(name_of(order))
