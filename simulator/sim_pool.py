@@ -442,6 +442,7 @@ def _encoded(value: str) -> bytes:
 class _Address:
     """The part of an Address that the servers read."""
 
+    kind = "tcp"
     display_url = ServerGroup.display_url
     previous_identity = "-"
     retry_for = 0.0

@@ -104,6 +104,7 @@ class View(NamedTuple):
 class _Address:
     """The part of an Address that the server reads."""
 
+    kind = "tcp"
     display_url = "server"
     previous_identity = "-"
     can_fail_over = False
