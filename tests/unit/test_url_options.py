@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import redis
 
 import interlock
 import interlock.aio
@@ -68,3 +69,15 @@ def test_a_password_that_looks_like_an_option_does_not_appear(make, url):
 def test_a_path_in_an_option_is_no_path_of_the_url():
     found = address_of("rediss+sentinel://h?service=m&ssl_ca_certs=/x", for_asyncio=False)
     assert found.parameters["ssl_ca_certs"] == "/x"
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://h", "unix:///s"])
+def test_a_connection_looks_up_no_version_of_redis_py(url, monkeypatch):
+    """It would send none, and the look at the metadata of redis-py takes milliseconds."""
+
+    def look_up():
+        raise AssertionError
+
+    monkeypatch.setattr(redis.utils, "get_lib_version", look_up, raising=False)
+    assert address_of(url).connection(1.0).driver_info is None
+    assert address_of(url).async_connection(1.0).driver_info is None

@@ -11,6 +11,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 from functools import lru_cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
@@ -32,6 +33,8 @@ IO_TIMEOUT: Final = 5.0  # seconds without an answer, after which interlock give
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
+# Of a connection that does not name its driver: redis-py looks its own version up for each other one, in milliseconds.
+_NAMELESS: Final = {"driver_info": None} if "driver_info" in signature(_SYNC.AbstractConnection).parameters else {}
 
 # The parameters of a client that say where the server is and how to log in; the others are about that client only.
 _KEPT_PARAMETERS: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
@@ -178,7 +181,7 @@ class Address:
             parameters.get("socket_connect_timeout") or self.timeout, timeout / (3 if kind == "tls" else 2)
         )
         parameters |= {"protocol": 3, "socket_timeout": step_timeout, "socket_connect_timeout": step_timeout}
-        connection = _connection_class(module, kind)(**parameters, retry=retry, **more)
+        connection = _connection_class(module, kind)(**parameters, **_NAMELESS, retry=retry, **more)
         connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
         connection.named = named
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
