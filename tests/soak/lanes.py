@@ -81,7 +81,7 @@ class Lanes:
                 turns.save(self.state)
             with output.open("wb") as file:
                 process = subprocess.Popen(
-                    command, stdout=file, stderr=subprocess.STDOUT, cwd=turns.PROJECT, start_new_session=True
+                    command, stdout=file, stderr=subprocess.STDOUT, cwd=turns.PROJECT, process_group=0
                 )
                 with self._mutex:
                     self._running.add(process)
