@@ -36,6 +36,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
 
 misuse_warnings._has_warned_of_loop.set()  # tests do that on purpose; test_self_wait.py is about the warning
 
+if hasattr(redis.utils, "get_lib_version"):  # each client of a test looks it up in the metadata of redis-py: 1 to 3 ms
+    redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
+
 # Processes that a test starts import the rig and the simulator, too, and what `scripts/test --oldest` put first.
 PLANTED = os.environ.get("PLANTED")  # the copy of interlock that is tested: see plants/nets.py
 FIRST = [
@@ -78,6 +81,13 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     """Freeze the objects of now: the search for leaks after each test need not look through them."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_stays_for_the_run_is_frozen():
+    """Freeze what earlier modules have left for good: fixtures of the session, and modules that were imported late."""
     gc.collect()
     gc.freeze()
 

@@ -62,8 +62,8 @@ def test_interlock_meets_the_same_faults_and_sells_exactly_all(faulty: Rows) -> 
 
 def test_interlock_is_exact_for_every_seed_and_with_one_process() -> None:
     only = ["demo", "--json", "--only", "interlock", "--tickets", "12"]
-    demos = [start(*only, "--seed", str(seed), "--processes", "2") for seed in (1, 2)]
-    demos.append(start(*only, "--processes", "1", "--buyers", "2"))  # which crashes
+    demos = [start(*only, "--seed", "1", "--processes", "2")]
+    demos.append(start(*only, "--seed", "2", "--processes", "1", "--buyers", "2"))  # which crashes
     for demo in demos:
         assert rows(demo)["interlock"]["sold"] == 12
 
