@@ -67,7 +67,7 @@ from simulator.profiles import ALL
 from simulator.server import Server
 from simulator.subjects import choices_of, subjects_of
 
-SEEDS = 150  # and all of them with --full:
+SEEDS = 100  # and all of them with --full:
 ALL_SEEDS = 2000
 SHARE = 50
 
@@ -98,12 +98,12 @@ def test_the_seeds_are_dealt_out_to_all_subjects_and_profiles():
 @pytest.mark.parametrize("profile", RELAXED)
 def test_what_holds_without_the_server_s_promise(profile, subject):
     counts = Counter()
-    for seed in range(3):
+    for seed in range(2):
         report = simulate(seed, profile, subject=subject)
         again = f'scripts/simulate --seed {seed} --subject {subject} --profile "{profile}"'
         assert not report.violations, f"{again}: {report.violations[:3]}"
         counts += report.counts
-    assert counts["flush all"] + counts["clock step"] > 5
+    assert counts["flush all"] + counts["clock step"] > 3
 
 
 @pytest.mark.rule(1, 2, 7)
@@ -299,15 +299,14 @@ def test_scheduled_cancellations_strike_at_every_await_of_the_core(monkeypatch):
 
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_seed_is_one_run(subject):
-    for seed in (5, 8):
-        first, again = simulate(seed, subject=subject), simulate(seed, subject=subject)
-        assert first == again
-        assert first.fingerprint == again.fingerprint
-    assert simulate(5, subject=subject).fingerprint != simulate(14, subject=subject).fingerprint
+    first, again = simulate(5, subject=subject), simulate(5, subject=subject)
+    assert first == again
+    assert first.fingerprint == again.fingerprint
+    assert first.fingerprint != simulate(14, subject=subject).fingerprint
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-@pytest.mark.parametrize("seed", shares(3, 1, 9))
+@pytest.mark.parametrize("seed", shares(2, 1, 9))
 def test_a_run_repeated_by_its_plan_is_the_same_run(seed, subject):
     first = simulate(seed, subject=subject)
     plan = Plan(tuple(first.sections), frozenset(fault.name for fault in first.faults))
@@ -789,19 +788,19 @@ def test_shrinking_is_deterministic_and_tells_a_story():
 
 
 def test_many_seeds_from_the_command_line(capsys, tmp_path):
-    assert cli.main(["--seeds", "24", "--jobs", "2", "--first", "7", "--json", str(tmp_path / "sum")]) == 0
+    assert cli.main(["--seeds", "12", "--jobs", "2", "--first", "7", "--json", str(tmp_path / "sum")]) == 0
     spread = capsys.readouterr().out
-    assert "24 runs, 24 distinct interleavings" in spread
+    assert "12 runs, 12 distinct interleavings" in spread
     assert re.search(r"^subjects: lock \d+, rlock ", spread, re.MULTILINE)
     summary = json.loads((tmp_path / "sum").read_text())
-    assert (summary["runs"], summary["broken"], summary["cut_short"]) == (24, 0, None)
-    assert sum(summary["subjects"].values()) == 24
-    assert cli.main(["--seeds", "24", "--jobs", "1", "--first", "7"]) == 0
+    assert (summary["runs"], summary["broken"], summary["cut_short"]) == (12, 0, None)
+    assert sum(summary["subjects"].values()) == 12
+    assert cli.main(["--seeds", "12", "--jobs", "1", "--first", "7"]) == 0
     here = capsys.readouterr().out
     assert here.splitlines()[1:-1] == spread.splitlines()[1:-1]
     figures = figures_of(here)
     assert figures.keys() == figures_of(spread).keys()
-    assert (figures["first"], figures["next"], figures["runs"]) == ("7", "31", "24")
+    assert (figures["first"], figures["next"], figures["runs"]) == ("7", "19", "12")
     assert (figures["broken_runs"], figures["violations"]) == ("0", "0")
     assert float(figures["events_per_s"]) == pytest.approx(int(figures["events"]) / float(figures["seconds"]), rel=0.1)
 
@@ -1049,7 +1048,7 @@ def test_the_simulated_server_answers_as_fakeredis_does(says, monkeypatch):
         monkeypatch.setattr("time.time", lambda: 1_700_000_000 + clock[0])
         theirs, ours = fakeredis.FakeRedis(), Server(lambda: clock[0])
         dice = random.Random(str(steps))
-        for step in range(800 if says in {of_locks, of_permits} else 300):
+        for step in range(400 if says in {of_locks, of_permits} else 200):
             clock[0] = round(clock[0] + dice.choice(steps), 6)
             keys, args = says(dice)
             header.check(keys, args)
