@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
 from interlock._api.functions import checked_function
 from interlock._api.options import timeout_of
 from interlock.errors import AcquireTimeout, ConfigError, NotHeld, Unavailable
 from interlock.primitives.once import Skipped
-from interlock.threads import Options
 
 from ._names import CallNames
 
@@ -51,6 +50,20 @@ def is_skipped(result: object) -> bool:
     return isinstance(result, Skipped)
 
 
+class TaskOptions(TypedDict, total=False):
+    """How a task holds its lock; Interlock.lock says what each means."""
+
+    ttl: float
+    renew: bool
+    max_hold: float | None
+    fair: bool
+    confirm: bool | None
+    max_waiters: int | None
+    on_lost: Callable[[Lease], object] | None
+    acks: int | Literal["majority", "all"] | None
+    fsync: bool
+
+
 class TaskLock:
     """The lock around each call of one function.
 
@@ -77,8 +90,8 @@ class TaskLock:
                 f"{self.subject}: a task that waits for ever takes its worker from all other tasks. Give timeout= in "
                 'seconds, or 0 and busy="retry"'
             )
-        if unknown := [*(options.keys() - Options.__annotations__.keys())]:
-            known = ", ".join(("busy", "locks", *Options.__annotations__))
+        if unknown := [*(options.keys() - TaskOptions.__annotations__.keys())]:
+            known = ", ".join(("busy", "timeout", "locks", *TaskOptions.__annotations__))
             raise ConfigError(f"{self.subject}: there is no option {unknown[0]!r}. It has {known}")
         self._options: dict[str, Any] = {**options, "timeout": timeout}
 
