@@ -162,12 +162,15 @@ def test_forget_lets_the_next_one_be_queued_at_once(shop):
 
 def test_a_late_task_does_not_end_the_claim_of_its_successor(shop, node, tmp_path):
     with worker(node, tmp_path, "-c", "1"):
-        first = shop.brief.delay("monday", 4)  # unique for 2 s
-        wait_until(lambda: shop.brief.delay("monday").id != first.id)
-        second = shop.brief.delay("monday")
+        shop.witness.set("hold", 1)
+        first = shop.report.delay("monday", -1)
+        began(shop)
+        assert shop.report.forget("monday")  # as if its time were over
+        second = shop.report.delay("monday", 60)
+        assert second.id != first.id
+        shop.witness.delete("hold")
         assert first.get(timeout=LONG) == "monday"
-        shop.brief.apply_async(("monday",))
-        assert second.get(timeout=LONG) == "monday"
+        assert shop.report.delay("monday") == second
 
 
 def test_a_start_after_the_end_of_the_claim_is_refused(shop):
