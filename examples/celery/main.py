@@ -44,7 +44,7 @@ def start(directory: str, *words: str) -> subprocess.Popen[bytes]:
 
 
 def sell() -> None:
-    import shop  # noqa: PLC0415 (it reads the environment)
+    import shop
 
     payments = [shop.pay.delay(user, 100) for _ in range(5) for user in ("ann", "bob")]
     reports = [shop.report.delay("monday") for _ in range(3)]
