@@ -79,5 +79,5 @@ def test_a_connection_looks_up_no_version_of_redis_py(url, monkeypatch):
         raise AssertionError
 
     monkeypatch.setattr(redis.utils, "get_lib_version", look_up, raising=False)
-    assert address_of(url).connection(1.0).driver_info is None
-    assert address_of(url).async_connection(1.0).driver_info is None
+    assert address_of(url, for_asyncio=False).connection(1.0).driver_info is None
+    assert address_of(url, for_asyncio=True).async_connection(1.0).driver_info is None
