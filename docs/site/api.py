@@ -1,7 +1,7 @@
 """Puts the docstrings into a page: `<!--api class NAME-->` and `<!--api module NAME-->` are where they stand.
 
-A reader of the checkout sees no such mark, only the text and the examples around it. `states` are those names of a module
-that are data: what calls return.
+A reader of the checkout sees no such mark, only the text and the examples around it. `states` are those names of a
+module that are data: what calls return.
 """
 
 from __future__ import annotations
