@@ -663,8 +663,8 @@ class Interlock(InterlockForAsyncio):
     """Locks on one server.
 
     `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `embedded://`), a client of
-    redis-py or valkey-py (asyncio: of redis.asyncio or valkey.asyncio) whose parameters are taken over, or nothing:
-    then $INTERLOCK_URL.
+    redis-py or valkey-py (asyncio: of redis.asyncio or valkey.asyncio) whose parameters are taken over, a cache of
+    Django on Redis (`caches["locks"]`), or nothing: then $INTERLOCK_URL.
 
     `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
     nothing is granted after a restart or failover that may have lost leases (30; the same in all processes);
