@@ -62,6 +62,7 @@ class UntilCommit(ContextDecorator):
     def __init__(self, lock: RLock, using: str) -> None:
         self._lock = lock
         self._using = using
+        self._entered: list[tuple[Transactions, Hold]] = []  # by each `with` of it that is open, in whichever thread
 
     @property
     def name(self) -> str:
@@ -69,12 +70,28 @@ class UntilCommit(ContextDecorator):
         return self._lock.name
 
     def __enter__(self) -> Lease:
-        return Transactions.of(connections[self._using]).enter(self._lock)
+        transactions = Transactions.of(connections[self._using])
+        hold = Hold(self._lock)
+        try:
+            run(self._lock._enter(hold))
+            transactions.holds.append(hold)
+            self._entered.append((transactions, hold))
+            lease: Lease = hold.lease
+        except BaseException:  # an interrupt, too, wherever it comes
+            transactions.holds[:] = [each for each in transactions.holds if each is not hold]
+            hold.release_in_background()
+            raise
+        return lease
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        Transactions.of(connections[self._using]).leave(self._lock, kind, error, trace)
+        # The innermost `with` of this thread. A generator may be left by another thread than the one that entered.
+        every = [*self._entered]
+        mine = [each for each in every if each[1].is_of_this_thread()] or every
+        self._entered.remove(entered := mine[-1])
+        transactions, hold = entered
+        transactions.leave(hold, kind, error, trace)
 
     def __repr__(self) -> str:
         return f"<{type(self).__module__}.UntilCommit {self.name!r} using={self._using!r}>"
@@ -90,14 +107,9 @@ class Hold(CallSection):
         self.in_with = True
         self.entered_by = weakref.ref(threading.current_thread())
 
-    def is_of(self, lock: object) -> bool:
-        """Whether it is an open `with` of this lock in this thread."""
-        return (
-            self.in_with
-            and self.lockable is lock
-            and self.entered_by is not None
-            and self.entered_by() is threading.current_thread()
-        )
+    def is_of_this_thread(self) -> bool:
+        """Whether this thread has entered its `with`."""
+        return self.entered_by is not None and self.entered_by() is threading.current_thread()
 
 
 class Transactions:
@@ -105,7 +117,7 @@ class Transactions:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._holds: list[Hold] = []
+        self.holds: list[Hold] = []
         for name, method in (
             ("commit", self._commit),
             ("rollback", self._rollback),
@@ -126,25 +138,11 @@ class Transactions:
             setattr(connection, _ATTRIBUTE, found)
         return found
 
-    # The `with`
-
-    def enter(self, lock: Any) -> Lease:
-        """Acquire the lock; see `UntilCommit`."""
-        hold = Hold(lock)
-        try:
-            run(lock._enter(hold))
-            self._holds.append(hold)
-            lease: Lease = hold.lease
-        except BaseException:
-            hold.release_in_background()
-            raise
-        return lease
-
-    def leave(self, lock: Any, kind: object, error: BaseException | None, trace: object) -> None:
+    def leave(self, hold: Hold, kind: object, error: BaseException | None, trace: object) -> None:
         """Leave the `with`: the lease ends, unless a transaction is open. Raises LeaseLost if the lease is lost."""
-        hold = next(each for each in reversed(self._holds) if each.is_of(lock))
         if not self._is_open():
-            self._holds.remove(hold)
+            if hold in self.holds:
+                self.holds.remove(hold)
             run(hold.leave(kind, error, trace))
             return
         hold.in_with = False
@@ -204,7 +202,7 @@ class Transactions:
     def _check(self, roll_back: Callable[[], None]) -> None:
         """Before a commit: raises LeaseLost, after rolling back, unless each lease is certainly alive. No I/O."""
         try:
-            for hold in self._holds:
+            for hold in self.holds:
                 hold.lease.ensure()
         except LeaseLost as lost:
             lost.add_note("So the transaction was not committed, but rolled back.")
@@ -216,7 +214,7 @@ class Transactions:
 
     def _end(self) -> None:
         """The transaction has ended: so do the leases whose `with` has ended before."""
-        for hold in [each for each in reversed(self._holds) if not each.in_with]:
-            self._holds.remove(hold)
+        for hold in [each for each in reversed(self.holds) if not each.in_with]:
+            self.holds.remove(hold)
             with contextlib.suppress(LockError):
                 run(hold.leave(None, None, None))

@@ -215,7 +215,7 @@ class InATestCase(Steps, TestCase):
     @classmethod
     def tearDownClass(cls):
         super().tearDownClass()
-        assert not connection._interlock_transactions._holds
+        assert not connection._interlock_transactions.holds
 
 
 class InATransaction(Steps, TransactionTestCase):
@@ -321,6 +321,38 @@ class InATransaction(Steps, TransactionTestCase):
         thread.join(20)
         gc.collect()
         self.assert_free(self.name, within=20)
+
+    def test_a_generator_that_another_thread_ends(self):
+        def rows():
+            with self.lock():
+                yield 1
+                yield 2
+
+        generator = rows()
+        next(generator)
+        thread = threading.Thread(target=lambda: list(generator))
+        thread.start()
+        thread.join(20)
+        self.assert_free(self.name)
+
+    def test_one_lock_of_several_threads(self):
+        lock, order = self.lock(timeout=20), []
+
+        def work():
+            with lock:
+                order.append("begin")
+                order.append("end")
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        with lock:
+            order.append("begin")
+            for thread in threads:
+                thread.start()
+            order.append("end")
+        for thread in threads:
+            thread.join(20)
+        self.assertEqual(order, ["begin", "end"] * 5)
+        self.assert_free(self.name)
 
     def test_another_client_waits_for_the_commit_and_reads_it(self):
         seen = []
