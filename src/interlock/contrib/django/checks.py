@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
+from django.core.cache import DEFAULT_CACHE_ALIAS, caches
 from django.core.checks import CheckMessage, Error, Warning, register  # noqa: A004 (as Django names it)
 
 from interlock._connect.target import address_of
@@ -43,37 +44,32 @@ def check_settings(**_: Any) -> list[CheckMessage]:
             found.append(Error(str(error), id="interlock.E001"))
     if "default" not in names:
         found.append(Error("INTERLOCK has no alias 'default', which `locks` is", hint="Add it.", id="interlock.E002"))
-    for alias, each in made.values():
-        found += _shared_with_a_cache(alias, each)
-    return [*found, *_two_prefixes(list(made.values()))]
+    every = list(made.values())
+    return [*found, *_shared_with_a_cache(every), *_two_prefixes(every)]
 
 
-def _shared_with_a_cache(alias: Alias, made: Interlock) -> list[CheckMessage]:
-    """A cache in the same database: its clear() deletes the locks, too."""
-    for name, entry in settings.CACHES.items():
-        others = [each for each in settings.CACHES if each != name and settings.CACHES[each] == entry]
-        if alias.server == "CACHE" and (name == alias.target or alias.target in others):
-            continue
-        try:
-            from django.core.cache import caches  # noqa: PLC0415
-
-            where: Any = address_of(caches[name], for_asyncio=False)
-        except Exception:  # noqa: BLE001, S112 (no cache on Redis: nothing to compare)
-            continue
-        if where.display_url == made._address.display_url:
-            return [_flushed(alias, name, where.display_url)]
-    if alias.server == "CACHE" and alias.target == "default":
-        return [_flushed(alias, "default", made._address.display_url)]
-    return []
+def _shared_with_a_cache(made: list[tuple[Alias, Interlock]]) -> list[CheckMessage]:
+    """Caches of values in a database of locks: their clear() deletes the locks, too."""
+    of_locks = {alias.target for alias, _ in made if alias.server == "CACHE"} - {DEFAULT_CACHE_ALIAS}
+    found: list[CheckMessage] = []
+    for name in settings.CACHES:
+        url = "" if name in of_locks else _url_of_cache(name)
+        for alias, each in made:
+            if each._address.display_url == url:
+                message = (
+                    f"{alias.place} and the cache {name!r} share the database {url}: caches[{name!r}].clear() deletes "
+                    "the locks, and a server that evicts cached values evicts locks"
+                )
+                hint = "Give the locks a server with maxmemory-policy noeviction; at least a database of their own."
+                found.append(Warning(message, hint=hint, id="interlock.W001"))
+    return found
 
 
-def _flushed(alias: Alias, cache: str, url: str) -> CheckMessage:
-    return Warning(
-        f"{alias.place} and the cache {cache!r} share the database {url}: caches[{cache!r}].clear() deletes the locks, "
-        "and a server that evicts cached values evicts locks",
-        hint="Give the locks a server of their own, with maxmemory-policy noeviction; at least another database.",
-        id="interlock.W001",
-    )
+def _url_of_cache(name: str) -> str | None:
+    try:
+        return address_of(caches[name], for_asyncio=False).display_url
+    except Exception:  # noqa: BLE001 (a cache that is not on Redis, or not right: Django says so)
+        return None
 
 
 def _two_prefixes(made: list[tuple[Alias, Interlock]]) -> list[CheckMessage]:
