@@ -25,6 +25,7 @@ import contextlib
 import threading
 from typing import Any, Final, NamedTuple, cast
 
+from asgiref.sync import sync_to_async
 from django.db import connections, router, transaction
 from django.db.migrations import RunSQL
 from django.db.models import BigIntegerField, Max, Model, Q, QuerySet
@@ -93,6 +94,10 @@ class FencedModel(Model):
             _store_fence(self, using, mark)
             self.refresh_from_db(using=using)
         self._claimed = mark
+
+    async def aclaim(self, lease: Fenced) -> None:
+        """As `claim()`, for `async def` views; then `asave()`. Each is a transaction of its own."""
+        await sync_to_async(self.claim)(lease)
 
 
 def update(queryset: QuerySet[Any], lease: Fenced, /, **values: object) -> int:

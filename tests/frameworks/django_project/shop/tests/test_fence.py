@@ -5,11 +5,12 @@ import copy
 import pickle
 import threading
 
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, connection, connections, transaction
 from django.test import TestCase, TransactionTestCase
 
 from interlock import ConfigError, LeaseLost
-from interlock.contrib.django import locks
+from interlock.contrib.django import alocks, locks
 from interlock.fence import StaleFence
 from interlock.fence.django import create_table, guard, update
 from shop.models import Order, Paper
@@ -121,6 +122,17 @@ class Rows(TestCase):
         self.claimed(NEW)
         with self.refuses():
             paper.save()
+
+    def test_with_asyncio(self):
+        async def work():
+            async with alocks.lock(self.paper) as lease:
+                await self.paper.aclaim(lease)
+                self.paper.words = "by a task"
+                await self.paper.asave()
+
+        async_to_sync(work)()
+        self.assertEqual(self.words(), "by a task")
+        self.assertIsNotNone(Paper.objects.get(pk=self.paper.pk).fence)
 
     def test_update_takes_all_rows_or_none(self):
         other = Paper.objects.create(words="other")
