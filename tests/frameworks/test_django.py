@@ -387,7 +387,81 @@ def test_another_machine_runs_the_command_of_one_that_was_killed(project):
     assert time.monotonic() - killed < 3 + 1 + 2 * SLACK
 
 
-# The example
+# The page and the example
+
+SETTINGS = """
+import os
+SECRET_KEY = "of the page"
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+ROOT_URLCONF = "urls"
+INSTALLED_APPS = ["shop"]
+MIDDLEWARE = []
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["SHOP_DATA"]}}
+CACHES = {
+    "default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"},
+    "locks": {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": "redis://localhost:6379/0"},
+}
+"""
+VIEWS = """
+from django.db import transaction
+from django.http import HttpResponse
+from shop.models import Order
+"""
+URLS = """
+from django.urls import path
+from shop import views, wrong
+urlpatterns = [path(f"{each.__name__}/<int:pk>", each) for each in (views.buy, views.buy_fenced)]
+urlpatterns += [path("wrong/<int:pk>", wrong.buy)]
+"""
+TRY_IT = """
+from concurrent.futures import ThreadPoolExecutor
+from django.test import Client
+from interlock.contrib.django import locks
+from shop.models import Order
+
+Order.objects.create()
+answers = [Client().get(f"/{path}/1") for path in ("buy", "buy_fenced", "wrong", "buy")]
+assert [answer.content for answer in answers] == [b"9", b"8", b"7", b"6"], answers
+with ThreadPoolExecutor(1) as another_thread:
+    lease = another_thread.submit(locks["reports"].lock("shop.order:1").acquire).result()
+assert Client().get("/buy_fenced/1").status_code == 423
+lease.release()
+print("tried")
+"""
+
+
+def test_the_project_of_the_page_works(start, server, tmp_path):
+    """The page's blocks of code, each put into the file that its first line names."""
+    page = Path(__file__).parents[2] / "docs" / "frameworks" / "django.md"
+    place = tmp_path / "project"
+    blocks = re.findall(r"^```py\n# (\S+)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    files = {"settings.py": SETTINGS, "shop/views.py": VIEWS, "shop/wrong.py": VIEWS, "urls.py": URLS}
+    files["shop/wrong.py"] += "from interlock.contrib.django import locks\n"
+    for name, code in blocks:
+        files[name] = files.get(name, "") + code.replace("timeout=5", "timeout=0.5")
+    files |= {f"{folder}/__init__.py": "" for folder in ("shop", "shop/management", "shop/management/commands")}
+    files["manage.py"] = (PROJECT / "manage.py").read_text()
+    for name, code in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(code.replace("redis://localhost:6379/0", server.url))
+    assert {name for name, _ in blocks} == {
+        "settings.py", "shop/views.py", "shop/wrong.py", "shop/models.py", "shop/management/commands/nightly.py",
+    }  # fmt: skip
+    assert page.read_text().count("```py\n") == len(blocks)
+    env = {"SHOP_DATA": str(tmp_path / "data"), "PYTHONDONTWRITEBYTECODE": "1"}
+    for words, said in (
+        (("check",), "no issues"),
+        (("migrate", "--run-syncdb", "-v", "0"), ""),
+        (("shell", "-c", TRY_IT), "tried"),
+        (("nightly",), "the report"),
+        (("nightly",), "skipped: "),
+        (("locks", "ls"), ""),
+    ):
+        command = start("manage.py", *words, cwd=place, env=env)
+        assert command.ended(60) == 0, command.output
+        assert said in command.output
 
 
 def test_the_example_sells_each_seat_once(start, server, tmp_path):

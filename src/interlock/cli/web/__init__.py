@@ -1,1 +1,0 @@
-"""`interlock web`: the live page, served alone."""
