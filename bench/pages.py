@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from record import Recorded
 
 PAGES: Final = [
-    ROOT / name for name in ("README.md", "docs/benchmarks.md", "docs/performance.md", "docs/internals/goals.md")
+    ROOT / name
+    for name in ("README.md", "README.zh.md", "docs/benchmarks.md", "docs/performance.md", "docs/internals/goals.md")
 ]
 FIGURE: Final = re.compile(r"(<!--=([\w-]+)(?:#(\d))?/([^/>]+)/(\w+)-->)[^<]*(<!--/-->)")
 BLOCK: Final = re.compile(r"(<!--(goals|run|peers|picture)-->\n).*?(<!--/\2-->)", re.DOTALL)

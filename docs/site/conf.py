@@ -25,6 +25,7 @@ from pygments.lexers.shell import BashLexer
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import api
 import diagrams
 import navigation
 
@@ -38,7 +39,7 @@ project = "interlock"
 copyright = "the authors of interlock, Apache-2.0"  # noqa: A001 (Sphinx's word)
 version = release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 root_doc = "docs/index"
 include_patterns = [
     "README.md", "README.zh.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md",
@@ -52,13 +53,12 @@ nitpick_ignore_regex = [("py:.*", r"(?!interlock\.[a-z]).*"), ("py:.*", r".*\._.
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 6
-suppress_warnings = ["myst.header"]  # a README begins with what a page of the checkout begins with
+suppress_warnings = ["ref.python"]  # a bare `Lease` in a signature: that of threads or of asyncio, as the page
 
 default_role = "code"  # docstrings write `name`
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_display_short_literal_types = True
 python_maximum_signature_line_length = 90
 add_module_names = False
@@ -109,7 +109,7 @@ def as_sphinx_reads_it(text: str, page: Path) -> str:
         parts += [_prose(text[end : fenced.start()], page), fenced[0]]
         end = fenced.end()
     text = "".join([*parts, _prose(text[end:], page)])
-    return diagrams.drawn(text)
+    return api.filled(diagrams.drawn(text))
 
 
 def _prose(text: str, page: Path) -> str:
@@ -150,5 +150,6 @@ def setup(app: Sphinx) -> None:
     own = "".join(path.read_text() for path in sorted(Path(__file__).parent.glob("*.py")))
     app.add_config_value("made_by", sha256(own.encode()).hexdigest(), "env", str)  # another one: all pages anew
     app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", api.as_sphinx_reads_it)
     app.connect("env-get-outdated", _always)
     app.connect("build-finished", _finish)

@@ -22,6 +22,7 @@ from typing import Final
 BLOCK: Final = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHARACTER, LINE = 6.9, 17  # pixels of a letter and of a line, at 13 pixels
 MARGIN = 12
+SMALLEST = 600  # pixels: a narrower page scrolls a diagram sideways rather than make its words smaller
 
 
 def drawn(text: str) -> str:
@@ -73,7 +74,7 @@ def _head(x: float, y: float, dx: int, dy: int, kind: str = "head") -> str:
 
 
 def _whole(width: float, height: float, parts: list[str]) -> str:
-    size = f'width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}"'
+    size = f'width="{width:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" style="min-width: {min(width, SMALLEST):.0f}px"'
     return f'<div class="diagram"><svg xmlns="http://www.w3.org/2000/svg" role="img" {size}>\n' + (
         "\n".join(parts) + "\n</svg></div>"
     )

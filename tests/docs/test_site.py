@@ -57,3 +57,20 @@ def test_a_diagram_that_this_cannot_draw_is_refused():
     ):
         with pytest.raises(ValueError, match=r"draws no|has"):
             diagrams.svg(unknown)
+
+
+# README.md and README.zh.md
+
+
+def links(text):
+    """Where its links lead, the sentences of either language in their own order."""
+    return sorted(re.findall(r"\]\(([^)]+)\)", text))
+
+
+def test_the_chinese_readme_says_what_the_english_one_says():
+    """The same code, the same figures, the same headings in number, and links to the same pages."""
+    english, chinese = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
+    for what in (r"^```\w+\n.*?^```$", r"<!--=.*?<!--/-->", r"srcset=\"[^\"]+\"", r"^#+ ", r"^- ", r"^\|"):
+        one, other = (re.findall(what, text, re.MULTILINE | re.DOTALL) for text in (english, chinese))
+        assert one == other, what
+    assert links(english.replace("(README.zh.md)", "")) == links(chinese.replace("(README.md)", ""))

@@ -15,9 +15,9 @@ import redis
 from harness.modes import wait_until
 from harness.topology import Sentinels
 from interlock import AcquireTimeout, Interlock, LockError
+from interlock._doctor.checks import Level, findings, of_callers
+from interlock._doctor.facts import Facts, ServerFacts
 from interlock.cli import app
-from interlock.cli.doctor.checks import Level, findings, of_callers
-from interlock.cli.doctor.facts import Facts, ServerFacts
 from interlock.cli.doctor.trial import _not_acquired
 from interlock.embedded import Server
 from interlock.primitives.deadlocks import find
@@ -188,7 +188,7 @@ def test_the_doctor_tries_a_lock_and_leaves_nothing_that_lasts(doctor, monkeypat
 def test_the_doctor_names_both_lines_of_a_deadlock(doctor, monkeypatch):
     monkeypatch.setattr("interlock._people.registry.REPORT_INTERVAL", 0.1)
     monkeypatch.setattr("interlock.primitives.deadlocks.MIN_TOGETHER", 0.02)
-    monkeypatch.setattr("interlock.cli.doctor.checks.find", partial(find, min_wait=0.0))
+    monkeypatch.setattr("interlock._doctor.checks.find", partial(find, min_wait=0.0))
     ready = threading.Barrier(2)
 
     def nested(first, second):

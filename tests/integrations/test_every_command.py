@@ -33,11 +33,12 @@ TYPED = {name: name for name in app.MODULES} | {
     "show": f"show {HOSTILE}",
     "wait": f"wait {HOSTILE} -w 0.1",
     "revoke": f"revoke {HOSTILE} --reason {HOSTILE} --dry-run",
+    "web": "web --host 192.0.2.1",  # it refuses: without a token, it serves this machine only
     "demo": "demo --only interlock --tickets 2 --processes 1 --faults none",
     "server": "server status",
     "completion": "completion bash",
 }
-NO_JSON = {"run", "completion"}  # the command's own output; a script
+NO_JSON = {"run", "web", "completion"}  # the command's own output; what it serves; a script
 NO_SERVER_NEEDED = {"demo", "server", "completion"}
 
 

@@ -25,6 +25,7 @@ LAYERS = {
     "servers": "_servers",
     "api": "_api",
     "aio, threads": "interlock threads aio",
+    "doctor": "_doctor",
     "fence, compat, contrib": "fence compat contrib",
     "cli, testing": "cli __main__ testing contrib.django.management",
 }

@@ -56,7 +56,7 @@ def test_client_libraries_are_known_to_transports_connect_and_embedded_only(path
     place = path.relative_to(SOURCE)
     # The demo's recipes are what people write with a client, so they need one.
     if (
-        place.parts[0] in {"_transports", "_connect", "_quarantine", "_servers", "cli", "testing"}
+        place.parts[0] in {"_transports", "_connect", "_quarantine", "_servers", "_doctor", "cli", "testing"}
         # The last two are classes that use a client of redis-py, as the originals do.
         or str(place) in {"embedded.py", "compat/redis_py.py", "compat/redis_lock.py"}
     ):

@@ -283,18 +283,26 @@ class Registry:
 
         `query`: that of the Core. Raises Unavailable or ConfigError.
         """
+        found, server_is_ahead, _ = await self.every_entry(query)
+        return found, server_is_ahead
+
+    async def every_entry(self, query: Callable[..., Awaitable[Any]]) -> tuple[list[Entry], float, int]:
+        """As `all_entries`, and how many entries this version can't read."""
         reply = ListReply.parse(await query(REGISTRY, *ListCall().encode()))
         server_is_ahead, processes = reply.now_ms / 1000 - self.runtime.now(), reply.parse_processes()
         found: list[Entry] = []
+        unreadable = 0
         for i in range(0, len(processes), READ_BATCH):
             try:
-                found += await self.entries_of(processes[i : i + READ_BATCH], self.runtime.now() + RETRY_FOR)
+                replies = await self._replies_of(processes[i : i + READ_BATCH], self.runtime.now() + RETRY_FOR)
             except Disconnected as error:
                 text = f"{REGISTRY}: no answer from {self.server.display_url} ({error})"
                 raise Unavailable(text) from visible_cause(error)
             except ServerError as error:
                 raise server_error(REGISTRY, self.server.display_url, str(error)) from None
-        return found, server_is_ahead
+            found += (entries := _parse(replies))
+            unreadable += sum(len(each.entries) // 2 for _, each in replies) - len(entries)
+        return found, server_is_ahead, unreadable
 
     async def some_entries(self, most: int, until: float) -> list[Entry] | None:
         """The entries of all sessions, by the time `until`; None if more than `most` sessions have entries.

@@ -13,6 +13,7 @@ import secrets
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client.error_texts import about
+from interlock._client.inspecting import kind_of
 from interlock._client.retries import Question
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
@@ -29,6 +30,7 @@ from interlock.primitives.audit import (
     fold_entries,
 )
 from interlock.primitives.codes import QUARANTINE
+from interlock.primitives.kinds import kind_named
 from interlock.primitives.messages import DoneReply, RevokeCall
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 REVOKED: Final = "revoked"
 NOTHING_DONE: Final = "nothing: its holder had gone"
 MAX_REASON: Final = 200  # characters
+MAX_PERSON: Final = 60  # characters
 MAX_TOKEN_TEXT: Final = 1000  # characters: another library may write a value of any length
 _NO_TEXT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")  # control characters, bytes of no text
 
@@ -64,10 +67,12 @@ def revoker(core: Core, resource: Resource) -> str:
 class Revoking:
     """One revocation of one resource, with its notes in the audit."""
 
-    def __init__(self, core: Core, resource: Resource, reason: str, *, force: bool) -> None:
-        """`reason`: what `reason_text` returned."""
+    def __init__(self, core: Core, resource: Resource, reason: str, *, force: bool, person: str = "") -> None:
+        """`reason`: what `reason_text` returned. `person`: who asks, if this process serves several people."""
         self.core, self.resource, self.reason, self.force = core, resource, reason, force
         self.by = revoker(core, resource)
+        if who := _NO_TEXT.sub(" ", person).strip()[:MAX_PERSON]:
+            self.by = f"{who} via {self.by}"
         self._operation = f"revoke/{secrets.token_hex(16)}"
         self._is_noted = False
 
@@ -138,6 +143,20 @@ class Revoking:
             )
             return False
         return True
+
+
+async def value_of(core: Core, resource: Resource, token: str, *, is_revoked: bool) -> bytes:
+    """What the server must have in order that the holder with this token, and no other one, is revoked by force.
+
+    Raises Unavailable or ConfigError.
+    """
+    if not kind_named(resource.kind).value_is_holder:
+        return token.encode()
+    if not core.server.is_quorum:  # a value of another library may be no text
+        value = (await kind_of(core, resource.name, resource.prefix)).value
+        if value.decode(errors="replace").removeprefix("!") == token:
+            return value
+    return (b"!" if is_revoked else b"") + token.encode()
 
 
 async def audit(core: Core, name: str | None = None, most: int = PAGE) -> list[Revocation]:

@@ -86,23 +86,29 @@ class Views:
         """
         entries, server_is_ahead = await self.registry.all_entries(core.requests.query)
         said = {Name(each.kind, each.name, each.prefix): each for each in group_by_name(entries, pattern)}
-        reports = _by_name(entries)
-
-        async def look(names: Sequence[Name]) -> dict[Name, View | None]:
-            replies = await self._inspect_all(names)
-            now = self.runtime.now() + server_is_ahead
-            return {
-                name: None if reply is None else self._made(name, reply, reports.get(name, Reports()), now)
-                for name, reply in replies.items()
-            }
-
-        views = await look(list(said))
+        reports = by_name(entries)
+        views = await self.at(list(said), reports, server_is_ahead)
         unclear = [name for name, view in views.items() if view is not None and self.motions.needs_another_look(view)]
         if twice and unclear:
             await self.runtime.sleep_until(self.runtime.now() + SECOND_LOOK)
-            views |= await look(unclear)
-        found = [said[name] if view is None else _listed(name, view) for name, view in views.items()]
+            views |= await self.at(unclear, reports, server_is_ahead)
+        found = [said[name] if view is None else listed(name, view) for name, view in views.items()]
         return [each for each in found if each.holders or each.waiters]
+
+    async def at(
+        self, names: Sequence[Name], reports: dict[Name, Reports], server_is_ahead: float
+    ) -> dict[Name, View | None]:
+        """What the server has under these names, joined with these reports; None for one of which it refuses to tell.
+
+        `server_is_ahead`: seconds by which the server's clock is ahead of the clock of this runtime. Raises
+        Unavailable.
+        """
+        replies = await self._inspect_all(names)
+        now = self.runtime.now() + server_is_ahead
+        return {
+            name: None if reply is None else self._made(name, reply, reports.get(name, Reports()), now)
+            for name, reply in replies.items()
+        }
 
     async def _inspect_all(self, names: Sequence[Name], until: float | None = None) -> dict[Name, Any]:
         """The reply to `inspect` of each name; None if the server refuses it. Not of what is of another kind by now."""
@@ -161,7 +167,7 @@ class Views:
         except (Disconnected, ServerError, LockError):  # the right to read it may be missing
             return view
         reports, prefix = Reports(), view.key.removesuffix(view.name)
-        for name, each in _by_name(entries).items():
+        for name, each in by_name(entries).items():
             if (name.name, name.prefix) == (view.name, prefix):
                 reports.held |= each.held
                 reports.awaited |= each.awaited
@@ -203,7 +209,8 @@ def _resource(name: Name) -> Resource | None:
         return None
 
 
-def _by_name(entries: Iterable[Entry]) -> dict[Name, Reports]:
+def by_name(entries: Iterable[Entry]) -> dict[Name, Reports]:
+    """What these entries say of each name."""
     found = dict[Name, Reports]()
     for entry in entries:
         for item, party in entry.holds:
@@ -297,7 +304,8 @@ def _told(party: PartyT, said: Said | None) -> PartyT:
 # A view as one of many
 
 
-def _listed(name: Name, view: View) -> Listed:
+def listed(name: Name, view: View) -> Listed:
+    """This view, as one of a list."""
     holders, waiters = ([_party(each) for each in parties] for parties in (view.holders, view.waiters))
     return Listed(
         *name,

@@ -27,6 +27,7 @@ MODULES: Final = {  # by command, in the order of the help: imported when the co
     "ls": ("interlock.cli.ls", "List what processes hold and wait for, and where in their code."),
     "top": ("interlock.cli.top.command", "Show what is held and awaited, live, and who waits for whom."),
     "show": ("interlock.cli.show", "Say who holds a name, since when and where, and who waits."),
+    "web": ("interlock.cli.web.command", "Serve the live page: every lock of a fleet in a browser."),
     "wait": ("interlock.cli.wait", "Wait until nobody holds a name, without acquiring it."),
     "revoke": ("interlock.cli.revoke", "Take a name from its holder: ask, or with --force take it."),
     "audit": ("interlock.cli.audit", "Say who revoked what, whom, when and why."),

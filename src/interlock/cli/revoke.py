@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from interlock._client.inspecting import inspect, kind_of
-from interlock._people.revocation import Revoking, reason_text
+from interlock._client.inspecting import inspect
+from interlock._people.revocation import Revoking, reason_text, value_of
 from interlock._protocol.names import duration
 from interlock._protocol.run_to_end import run
 from interlock.cli.exit_status import EX_TEMPFAIL, NOTHING_THERE
@@ -213,21 +213,14 @@ class Revoke:
 
     def _take(self, seen: Sequence[Holder], resource: Resource, outcome: Outcome) -> Outcome:
         taking = Revoking(self.core, resource, self.reason, force=True)
-        if not run(taking.revoke([self._value(holder, resource) for holder in seen])):
+        values = [
+            run(value_of(self.core, resource, holder.token, is_revoked=holder.revoked is not None)) for holder in seen
+        ]
+        if not run(taking.revoke(values)):
             return self._was_gone(outcome)
         outcome.result = "taken"
         outcome.text = f"{self.shown} was taken from {_names(seen)}: {AT_WORK}{self._now()}"
         return outcome
-
-    def _value(self, holder: Holder, resource: Resource) -> bytes:
-        """What the server must have in order that this holder, and no other one, is revoked by force."""
-        if not kind_named(resource.kind).value_is_holder:
-            return holder.token.encode()
-        if not self.locks._is_quorum:  # a value of another library may be no text
-            value = run(kind_of(self.core, self.name, self.locks.prefix)).value
-            if value.decode(errors="replace").removeprefix("!") == holder.token:
-                return value
-        return (b"" if holder.revoked is None else b"!") + holder.token.encode()
 
     def _wait_for_release(self, seen: Sequence[Holder], began: float) -> list[Holder]:
         """Look until none of these holds it, for the time of the grace. Returns those that still hold."""

@@ -84,7 +84,7 @@ def show(
 
 def near_names(locks: Interlock, view: View, urls: Sequence[str] | None) -> list[str]:
     """Names like this one that the server knows or a process uses: those that contain it first."""
-    from interlock.cli.names_in_use import names_with  # noqa: PLC0415  # imports redis-py
+    from interlock._doctor.names_in_use import names_with  # noqa: PLC0415  # imports redis-py
 
     used = names_with(urls, locks.prefix)
     with contextlib.suppress(LockError):  # the right to read the registry may be missing

@@ -34,6 +34,7 @@ MAX_ENTRY: Final = 32_000  # characters
 MAX_DIGITS: Final = 16  # of a time in ms
 MAX_READ: Final = 10 * MAX_ENTRY  # bytes: an entry of more is not read
 MAX_SECONDS: Final = 1e10
+MAX_VERSION: Final = 40  # characters of a version, as another one may write it
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Party(Answer):
     """Whether its process has ended: known of processes on this host only."""
     local: bool = False
     """Whether it waits behind another caller of its process, and not in the server's queue."""
+    library: str = ""
+    """The version of interlock in its process; "" if nobody knows."""
 
     @property
     def process(self) -> str:
@@ -221,13 +224,14 @@ def parse_entry(
         if fields["v"] != ENTRY_VERSION:
             return None
         gone = is_gone(str(fields.get("machine", "")), process.pid)
-        holds, waits = (_items(process, fields[part], ago, gone=gone) for part in ("holds", "waits"))
+        library = str(fields.get("library", ""))[:MAX_VERSION]
+        holds, waits = (_items(process, fields[part], ago, library, gone=gone) for part in ("holds", "waits"))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last: of a number without end
         return None
     return Entry(holds, waits)
 
 
-def _items(process: Process, stored: Any, ago: float, *, gone: bool) -> list[tuple[Item, Party]]:
+def _items(process: Process, stored: Any, ago: float, library: str, *, gone: bool) -> list[tuple[Item, Party]]:
     found: list[tuple[Item, Party]] = []
     for fields in stored:
         # A later version may add fields behind these.
@@ -240,11 +244,11 @@ def _items(process: Process, stored: Any, ago: float, *, gone: bool) -> list[tup
         for number in (item.fence or 0, item.permits, item.limit, item.lasting, item.local):
             if not 0 <= int(number) < 1 << 63:
                 raise ValueError
-        found.append((item, party_of(process, item, ago, gone=gone)))
+        found.append((item, party_of(process, item, ago, library, gone=gone)))
     return found
 
 
-def party_of(process: Process, item: Item, ago: float, *, gone: bool = False) -> Party:
+def party_of(process: Process, item: Item, ago: float, library: str = "", *, gone: bool = False) -> Party:
     """The party of an item that this process has said so many seconds ago."""
     return Party(
         token=item.token,
@@ -263,6 +267,7 @@ def party_of(process: Process, item: Item, ago: float, *, gone: bool = False) ->
         lasting=bool(item.lasting),
         gone=gone,
         local=bool(item.local),
+        library=library,
     )
 
 

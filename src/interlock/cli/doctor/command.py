@@ -7,12 +7,12 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from interlock._doctor.checks import Finding, Level, by_level, findings
 from interlock._protocol.names import duration
 from interlock._protocol.timing import MAX_TTL
 from interlock.cli.options import AsJson, Prefix, Urls, connect, require_url
 from interlock.cli.output import console, print_json, quiet, safe
 
-from .checks import Finding, Level, by_level, findings
 from .trial import try_it
 
 __all__ = ["app"]
@@ -40,7 +40,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> int:
     """Say what endangers locks on these servers, and what to set."""
-    from .facts import ask  # noqa: PLC0415  # imports redis-py, which --help does without
+    from interlock._doctor.facts import ask  # noqa: PLC0415  # imports redis-py, which --help does without
 
     max_ttl = duration(max_ttl, "--max-ttl")
     urls = url or []

@@ -7,9 +7,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
+from interlock._doctor.checks import Finding, Level, of_callers
 from interlock.errors import AcquireTimeout, LockError, Unavailable
-
-from .checks import Finding, Level, of_callers
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor

@@ -16,9 +16,8 @@ from interlock.primitives.deadlocks import WAY_OUT, find
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from interlock._doctor.facts import Facts, ServerFacts
     from interlock.primitives.registry import Listed, Party
-
-    from .facts import Facts, ServerFacts
 
 __all__ = ["Finding", "Level", "by_level", "findings", "of_callers"]
 

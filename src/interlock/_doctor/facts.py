@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from interlock._client.error_texts import silence_question
+from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
 from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
+from interlock._doctor.names_in_use import SCAN_FOR, connected, names_in, primaries, reply
 from interlock._protocol.info import parse_info
-from interlock.cli.names_in_use import SCAN_FOR, connected, names_in, primaries, reply
 from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.registry import INDEX, entries_key
@@ -24,10 +25,10 @@ from interlock.primitives.registry import INDEX, entries_key
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from interlock._connect.address import Address, Quorum
+    from interlock._connect.address import Address
     from interlock._connect.sentinels import Sentinels
 
-__all__ = ["Facts", "ServerFacts", "ask"]
+__all__ = ["Facts", "ServerFacts", "ask", "ask_at"]
 
 PINGS: Final = 20  # for the latency
 SETTINGS: Final = (
@@ -96,10 +97,15 @@ class Facts:
 def ask(urls: Sequence[str]) -> Facts:
     """Ask the servers of this URL, or those of a quorum; of none, $INTERLOCK_URL. Raises ConfigError."""
     if len(urls) > 1:
-        quorum: Quorum = quorum_of(list(urls), for_asyncio=False)
-        hosts = [str(each.parameters.get("host") or each.parameters.get("path", "")) for each in quorum.servers]
-        return Facts("quorum", [_ask_server(each) for each in quorum.servers], hosts=hosts)
-    address = address_of(urls[0] if urls else None, for_asyncio=False)
+        return ask_at(quorum_of(list(urls), for_asyncio=False))
+    return ask_at(address_of(urls[0] if urls else None, for_asyncio=False))
+
+
+def ask_at(address: Address | Cluster | Quorum) -> Facts:
+    """As `ask`, of the servers at this address."""
+    if isinstance(address, Quorum):
+        hosts = [str(each.parameters.get("host") or each.parameters.get("path", "")) for each in address.servers]
+        return Facts("quorum", [_ask_server(each) for each in address.servers], hosts=hosts)
     if isinstance(address, Cluster):
         return Facts("cluster", [_ask_server(node) for node in primaries(address)])
     if address.sentinels is None:

@@ -1,0 +1,194 @@
+"""What a person sees of a whole fleet who watches for long: looked at again and again, for a small part of a core.
+
+Theory. `ls()` asks the server about each name, which costs a tenth of a millisecond for each. A watcher asks every
+second, so it asks first about what may have changed, and about the rest in turn. What it shows of a name was true at
+one moment, and it says how long a turn takes.
+
+Rules. (a) Who waits for something is asked about with each look; so are names that a process has begun to name, has
+ceased to name, or reports with another holder, and the names that somebody has opened. (b) A look asks about so many
+names that it costs no more than `SHARE` of a core, as the looks before it did, but about `LEAST` names at least. (c) A
+name is forgotten once the server knows neither holder nor waiter, unless it has something else to say (`outlasts`).
+(d) Where the registry can't be read, what is known of names goes on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from interlock._people.views import Name, Reports, by_name, listed
+from interlock._protocol.server import Disconnected, ServerError
+from interlock._protocol.timing import RETRY_FOR
+from interlock.errors import ConfigError, LockError
+from interlock.primitives.deadlocks import Deadlocked, find
+from interlock.primitives.view import Holder, View, Waiter, of_token
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from interlock._client.acquiring import Core
+    from interlock._people.views import Views
+    from interlock.primitives.registry import Entry, Listed, Party
+
+SHARE: Final = 0.05  # of a core
+INTERVAL: Final = 0.7  # seconds between two looks, at least: a lock is seen two seconds after its acquire at the latest
+LEAST: Final = 100  # names that one look asks about, whatever that costs
+FIRST_GUESS: Final = 150e-6  # seconds that a name costs, before anybody has measured it
+SMOOTH: Final = 0.3  # how much the newest measurement counts
+
+
+@dataclass
+class Sight:
+    """The last look at one name."""
+
+    view: View
+    asked_at: float
+    """By the clock of the runtime."""
+
+
+class Unread(NamedTuple):
+    """What the registry did not tell."""
+
+    error: str = ""
+    """Why nobody could read it; "" if somebody could."""
+    entries: int = 0
+    """How many entries this version can't read."""
+
+
+@dataclass
+class Look:
+    """What one look has seen."""
+
+    now: float
+    """The server's clock: seconds since 1970."""
+    seen: dict[Name, View]
+    """The names that it asked about."""
+    gone: list[Name]
+    """The names that are forgotten."""
+    deadlocks: list[Deadlocked]
+    parties: list[tuple[Name, Party, bool]]
+    """Each lease and wait of which a process has told; the last word is True for a lease."""
+    unread: Unread
+    turn: float
+    """Seconds after which each name has been asked about again."""
+    cost: float = 0.0
+    """Seconds of a core."""
+
+
+@dataclass
+class Fleet:
+    """All names of one server, for one watcher."""
+
+    views: Views
+    core: Core
+    sights: dict[Name, Sight] = field(default_factory=dict[Name, Sight])
+    share: float = SHARE
+    _of_name: float = FIRST_GUESS  # seconds of a core for one name
+    _of_registry: float = 0.0  # the same for reading what the processes say
+    _ahead: float = 0.0  # seconds by which the server's clock is ahead of the runtime's
+
+    def __post_init__(self) -> None:
+        self._ahead = time.time() - self.views.runtime.now()  # until the server has said what its clock says
+
+    async def look(self, opened: Collection[Name] = ()) -> Look:
+        """Look at what may have changed, and at some of the rest. Raises Unavailable or ConfigError."""
+        began = time.thread_time()
+        entries, unread = await self._read()
+        reports = by_name(entries)
+        read = time.thread_time()
+        due = self._due(reports, opened)
+        seen = await self.views.at(due, reports, self._ahead)
+        now = self.views.runtime.now()
+        views = {name: view or _as_said(name, reports.get(name, Reports())) for name, view in seen.items()}
+        missing = (name for name in due if name not in seen)  # of another kind by now
+        gone = [
+            name for name in (*missing, *views) if not (name in views and (name in opened or outlasts(views[name])))
+        ]
+        for name in gone:
+            views.pop(name, None)
+            self.sights.pop(name, None)
+        self.sights |= {name: Sight(view, now) for name, view in views.items()}
+        contended = [listed(name, sight.view) for name, sight in self.sights.items() if sight.view.waiting]
+        deadlocks = await self._confirmed(contended)
+        ended = time.thread_time()
+        self._learn(read - began, (ended - read) / max(1, len(due)))
+        rounds = -(-len(self.sights) // max(1, len(due))) if self.sights else 1
+        look = Look(now + self._ahead, views, gone, deadlocks, _parties(entries), unread, 0.0, ended - began)
+        look.turn = rounds * self.rest(look)
+        return look
+
+    def rest(self, look: Look) -> float:
+        """For how many seconds after the beginning of this look the next one shall not begin."""
+        return max(INTERVAL, look.cost / self.share)
+
+    @property
+    def room(self) -> int:
+        """How many names the next look asks about, if there are so many."""
+        spare = max(self.share * INTERVAL - self._of_registry, self._of_registry)
+        return max(LEAST, int(spare / self._of_name))
+
+    def _learn(self, of_registry: float, of_name: float) -> None:
+        self._of_registry += SMOOTH * (of_registry - self._of_registry)
+        self._of_name += SMOOTH * (of_name - self._of_name)
+
+    async def _read(self) -> tuple[list[Entry], Unread]:
+        """What all processes say."""
+        registry = self.views.registry
+        try:
+            found, self._ahead, unreadable = await registry.every_entry(self.core.requests.query)
+        except ConfigError as error:  # the server refuses to tell; what is known of names goes on
+            return [], Unread(str(error))
+        return found, Unread(entries=unreadable)
+
+    def _due(self, reports: dict[Name, Reports], opened: Collection[Name]) -> list[Name]:
+        """The names to ask about, what may have changed first."""
+        names = {*self.sights, *reports, *opened}
+        urgent = [name for name in names if name in opened or self._may_have_changed(name, reports.get(name))]
+        chosen = set(urgent)
+        rest = sorted((name for name in names if name not in chosen), key=self._asked_at)
+        urgent.sort(key=lambda name: (name not in opened, self._asked_at(name)))
+        return [*urgent, *rest][: max(self.room, len(opened))]
+
+    def _asked_at(self, name: Name) -> float:
+        sight = self.sights.get(name)
+        return sight.asked_at if sight is not None else 0.0
+
+    def _may_have_changed(self, name: Name, said: Reports | None) -> bool:
+        sight = self.sights.get(name)
+        if sight is None or said is None:
+            return True
+        view = sight.view
+        return bool(view.waiting or said.awaited) or not said.held.keys() <= {each.token for each in view.holders}
+
+    async def _confirmed(self, contended: list[Listed]) -> list[Deadlocked]:
+        """The deadlocks among these of which the server says that each holder still holds."""
+        found = list[Deadlocked]()
+        for each in find(contended):
+            try:
+                if await self.views.confirms(each, self.views.runtime.now() + RETRY_FOR):
+                    found.append(each)
+            except (Disconnected, ServerError, LockError):  # nobody says a deadlock of which nobody is sure
+                continue
+        return found
+
+
+def outlasts(view: View) -> bool:
+    """Whether there is something to show under this name: a holder, a waiter, a quarantine, a count, a last run."""
+    return bool(view.holders or view.waiting or view.quarantine is not None or view.last_run or view.count is not None)
+
+
+def _as_said(name: Name, said: Reports) -> View:
+    """The view of a name about which the server refuses to tell: its processes have the word."""
+    holders = [Holder(**of_token(each.token), since=each.seconds, place=each.place) for each in said.held.values()]
+    waiters = [Waiter(**of_token(each.token), since=each.seconds, place=each.place) for each in said.awaited.values()]
+    return View(name.name, name.prefix + name.name, name.kind, "unknown", holders, len(holders), waiters, len(waiters))
+
+
+def _parties(entries: list[Entry]) -> list[tuple[Name, Party, bool]]:
+    return [
+        (Name(item.kind, item.name, item.prefix), party, is_lease)
+        for entry in entries
+        for part, is_lease in ((entry.holds, True), (entry.waits, False))
+        for item, party in part
+    ]

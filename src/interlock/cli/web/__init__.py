@@ -1,0 +1,1 @@
+"""`interlock web`: the live page, served alone."""

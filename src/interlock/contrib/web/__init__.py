@@ -1,0 +1,92 @@
+"""The live page: every lock of a fleet at a glance, to mount in a program that serves HTTP.
+
+    from interlock.contrib import web
+
+    app.mount("/locks", web.app(locks, authorize=lambda request: request.session.get("user")))   # FastAPI, Starlette
+    web.wsgi_app(locks, authorize=...)                                                           # Flask and others
+    urlpatterns = [path("locks/", include(web.django_urls(locks, authorize=...)))]               # Django
+
+`interlock web` serves it alone. It needs the extra `web`: starlette. The page "The live page" has the rest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interlock.contrib.web.feed import Feed
+from interlock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+
+    from interlock import aio, threads
+    from interlock.contrib.web.asgi import AsgiPage
+    from interlock.contrib.web.wsgi import WsgiPage
+
+__all__ = ["anybody", "app", "wsgi_app"]
+
+NO_STARLETTE = "interlock.contrib.web.app needs starlette: pip install 'interlock[web]'"
+
+
+def app(
+    locks: threads.Interlock | aio.Interlock,
+    *,
+    authorize: Callable[[Request], str | bool | Awaitable[str | bool | None] | None],
+    allow_revoke: bool | Callable[[Request], bool | Awaitable[bool]] = False,
+) -> AsgiPage:
+    """Make the page as an ASGI app, which sees all locks of the server of this Interlock.
+
+    `authorize` gets each request (starlette's `Request`) and returns who asks, as a name for the audit; or True for
+    somebody without a name; or None or False, which answers 403. It may be async. `allow_revoke`: whether visitors may
+    revoke, or a callable that says so of a request. The page has connections of its own, so it may be used by any
+    event loop; it makes none before somebody looks. Raises ConfigError.
+    """
+    try:
+        from interlock.contrib.web.asgi import AsgiPage  # noqa: PLC0415 (the other faces need no starlette)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(NO_STARLETTE, name=error.name) from error
+    return AsgiPage(feed_of(locks), _checked(authorize), allow_revoke)
+
+
+def wsgi_app(
+    locks: threads.Interlock | aio.Interlock,
+    *,
+    authorize: Callable[[dict[str, Any]], str | bool | None],
+    allow_revoke: bool | Callable[[dict[str, Any]], bool] = False,
+) -> WsgiPage:
+    """Make the page as a WSGI app. As `app`, but that `authorize` gets the `environ`, and that the page polls.
+
+    An event stream would keep a worker busy. Raises ConfigError.
+    """
+    from interlock.contrib.web.wsgi import WsgiPage  # noqa: PLC0415
+
+    return WsgiPage(feed_of(locks), _checked(authorize), allow_revoke)
+
+
+def anybody(_request: object) -> bool:
+    """Let everybody look who can reach the page: for `authorize`, where something else keeps strangers out."""
+    return True
+
+
+def feed_of(locks: threads.Interlock | aio.Interlock) -> Feed:
+    """The feed of the server of this Interlock."""
+    address = locks._address
+
+    def examine() -> list[dict[str, str]]:
+        from interlock._doctor.checks import findings  # noqa: PLC0415 (it imports redis-py)
+        from interlock._doctor.facts import ask_at  # noqa: PLC0415
+
+        return [each.as_json() for each in findings(ask_at(address), max_ttl=locks.max_ttl, prefix=locks.prefix)]
+
+    return Feed(address, label=f"{locks.label or 'interlock'}-page", examine=examine)
+
+
+def _checked(authorize: Any) -> Any:
+    if not callable(authorize):
+        raise ConfigError(
+            "authorize must be a callable that gets a request, and returns who may look or None; interlock.contrib.web"
+            f".anybody lets everybody look. It is {authorize!r}"
+        )
+    return authorize

@@ -1,0 +1,119 @@
+"""The ASGI face: for `interlock web`, and to mount in FastAPI, Starlette and others. It streams events."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from interlock.contrib.web.feed import Feed
+
+
+class AsgiPage:
+    """The page as an ASGI app."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        authorize: Callable[[Request], str | bool | Awaitable[str | bool | None] | None],
+        allow_revoke: bool | Callable[[Request], bool | Awaitable[bool]],
+    ) -> None:
+        self.feed, self.site = feed, Site(feed, streams=True)
+        self.authorize, self.allow_revoke = authorize, allow_revoke
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            request = Request(scope, receive)
+            await (await self._respond(request))(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await asyncio.to_thread(self.feed.close)
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return
+
+    async def _respond(self, request: Request) -> Response:
+        person: Any = self.authorize(request)
+        if inspect.isawaitable(person):
+            person = await person
+        if not person:
+            return _response(refused())
+        may: Any = self.allow_revoke
+        if callable(may):
+            may = may(request)
+            if inspect.isawaitable(may):
+                may = await may
+        body = b""
+        if request.method == "POST":
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY:
+                    break
+        asked = asked_of(request, body, person if isinstance(person, str) else "", may_revoke=bool(may))
+        answer = await asyncio.to_thread(self.site.answer, asked)  # it may wait for the server of the locks
+        if answer.topic:
+            return StreamingResponse(events(self.feed, answer), headers=answer.headers)
+        return _response(answer)
+
+
+def asked_of(request: Request, body: bytes, person: str, *, may_revoke: bool) -> Asked:
+    """The request, for the site."""
+    scope = request.scope
+    root = str(scope.get("root_path", "")).rstrip("/")
+    path = str(scope["path"])
+    return Asked(
+        request.method,
+        path.removeprefix(root) if path.startswith(root) else path,
+        root,
+        dict(request.query_params),
+        {name.lower(): value for name, value in request.headers.items()},
+        f"{request.url.scheme}://{request.headers.get('host', '')}",
+        request.cookies,
+        body,
+        person,
+        may_revoke,
+    )
+
+
+async def events(feed: Feed, answer: Answer) -> AsyncIterator[bytes]:
+    """The messages of a topic as server-sent events, until the viewer goes."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(news.set)
+
+    version = answer.version
+    feed.listen(answer.topic, wake)
+    try:
+        yield b"retry: 1000\n\n"
+        while True:
+            for message in feed.after(answer.topic, version):
+                version = message[6 : message.index(b'"', 6)].decode()  # {"v":"...
+                yield b"id: " + version.encode() + b"\ndata: " + message + b"\n\n"
+            await news.wait()
+            news.clear()
+    finally:
+        feed.leave(answer.topic, wake)
+
+
+def _response(answer: Answer) -> Response:
+    return Response(answer.body, answer.status, answer.headers)
