@@ -10,6 +10,7 @@ import inspect
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from harness.matrix import BASE, BASE_CELLS, MODES, Cell, RunsOn, ServerPool
 from harness.modes import Mode, Residue
 from harness.proxy import Proxy
 from harness.servers import Node
+from harness.shards import Shard, commit, note
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
 from interlock._api import misuse_warnings
@@ -51,6 +53,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (*FIRST, Path(__file__).pare
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="run on what runs_on(full=...) says")
+    parser.addoption(
+        "--shard", type=Shard.parse, metavar="N/ALL", help="run one of so many pieces, and note its result"
+    )
     parser.addoption("--each-server", action="store_true", help="run each test of the matrix on each kind of server")
 
 
@@ -74,9 +79,26 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("full"):
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
+    if shard := config.getoption("shard"):
+        config.hook.pytest_deselected(items=[item for item in items if not shard.has(item.nodeid)])
+        items[:] = [item for item in items if shard.has(item.nodeid)]
     for item in items:  # for --junit-xml, from which scripts/versions counts
         if isinstance(cell := getattr(item, "callspec", None) and item.callspec.params.get("cell"), Cell):
             item.user_properties.append(("server", cell.kind))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Note the result of one piece of the suite, and print those of all of its pieces."""
+    if (shard := config.getoption("shard")) is None or config.getoption("collectonly"):
+        return
+    stats = terminalreporter.stats
+    result = {
+        "commit": commit(), "passed": len(stats.get("passed", ())), "skipped": len(stats.get("skipped", ())),
+        "failed": len(stats.get("failed", ())) + len(stats.get("error", ())),
+        "seconds": round(time.time() - terminalreporter._session_start.time),
+    }  # fmt: skip
+    for line in note(shard, "full" if config.getoption("full") else "default", result):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_finish():
