@@ -17,6 +17,8 @@ from harness.commands import Command, python
 if TYPE_CHECKING:
     from pathlib import Path
 
+collect_ignore = ["django_project"]  # a project of its own, whose tests test_django.py runs by its manage.py
+
 
 @pytest.fixture
 def start(tmp_path):
