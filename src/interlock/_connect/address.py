@@ -34,7 +34,9 @@ _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
 # Of a connection that does not name its driver: redis-py looks its own version up for each other one, in milliseconds.
-_NAMELESS: Final = {"driver_info": None} if "driver_info" in signature(_SYNC.AbstractConnection).parameters else {}
+_NAMELESS: Final[dict[str, Any]] = (
+    {"driver_info": None} if "driver_info" in signature(_SYNC.AbstractConnection).parameters else {}
+)
 
 # The parameters of a client that say where the server is and how to log in; the others are about that client only.
 _KEPT_PARAMETERS: Final = ("host", "port", "path", "db", "username", "password", "credential_provider", "client_name",
