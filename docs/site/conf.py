@@ -126,8 +126,10 @@ def _read(app: Sphinx, docname: str, content: list[str]) -> None:
         content[0] = as_sphinx_reads_it(content[0], page)
         if docname == root_doc:
             content[0] += navigation.toctrees(page)
+        elif docname.startswith("examples/"):  # a page leads there, not the navigation
+            content[0] = f"---\norphan: true\n---\n\n{content[0]}"
         elif _is_index(docname):
-            content[0] += navigation.folder(page)
+            content[0] += navigation.folder(page, ROOT / f"{root_doc}.md")
 
 
 def _always(_app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:

@@ -43,7 +43,8 @@ def toctrees(index: Path) -> str:
     return "\n\n" + "\n\n".join(blocks) + "\n"
 
 
-def folder(index: Path) -> str:
-    """The other pages of the folder of which this page is the index, under their own titles."""
-    pages = sorted(page.stem for page in index.parent.glob("*.md") if page != index)
-    return "\n\n" + "\n".join(["```{toctree}", ":hidden:", "", *pages, "```"]) + "\n" if pages else ""
+def folder(page: Path, index: Path) -> str:
+    """The other pages of the folder of which this page is the index, if the index of the site does not name them."""
+    named = {(index.parent / path).resolve() for _, pages in parts(index) for _, path in pages}
+    others = sorted(each.stem for each in page.parent.glob("*.md") if each != page and each.resolve() not in named)
+    return "\n\n" + "\n".join(["```{toctree}", ":hidden:", "", *others, "```"]) + "\n" if others else ""
