@@ -57,7 +57,7 @@ async def close(client) -> None:
 
 
 async def use(target) -> None:
-    holder, waiter = api.Interlock(target), api.Interlock(target)
+    holder, waiter = api.Interlock(target, try_for=5), api.Interlock(target, try_for=5)
     lease = await call(holder.lock(NAME, ttl=TTL).acquire)
     assert await call(waiter.lock(NAME).try_acquire) is None
     first_deadline = time.monotonic() + lease.remaining()
