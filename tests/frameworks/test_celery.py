@@ -146,7 +146,9 @@ def test_a_worker_whose_tasks_have_no_locks_ends_at_its_start_and_says_why(tmp_p
     )
 
 
-# One worker of processes
+# One worker of processes, which one process of pytest starts
+
+shared = pytest.mark.xdist_group("a Celery worker")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +176,7 @@ def paying(tasks, user_id):
     assert result.get(timeout=LONG)["user"] == user_id
 
 
+@shared
 def test_a_busy_task_is_retried_until_it_gets_the_lock(tasks):
     with paying(tasks, 1) as first:
         second = tasks.send("pay", 1)
@@ -185,6 +188,7 @@ def test_a_busy_task_is_retried_until_it_gets_the_lock(tasks):
     assert not tasks.overlaps()
 
 
+@shared
 def test_a_task_that_is_busy_for_too_long_fails_after_its_max_retries(tasks):
     with paying(tasks, 1):
         failed = tasks.send("pay_soon", 1)
@@ -193,6 +197,7 @@ def test_a_task_that_is_busy_for_too_long_fails_after_its_max_retries(tasks):
         assert failed.state == "FAILURE"
 
 
+@shared
 def test_a_busy_task_is_skipped_raises_or_returns_a_value(tasks):
     with paying(tasks, 1):
         names = ("pay_or_skip", "pay_or_minus_one", "pay_or_say", "pay_or_raise")
@@ -210,6 +215,7 @@ def test_a_busy_task_is_skipped_raises_or_returns_a_value(tasks):
     assert waits.get(timeout=LONG) == 1
 
 
+@shared
 def test_a_skipped_task_breaks_no_chain_group_or_chord(tasks):
     with paying(tasks, 1):
         one, other = tasks.signature("pay_or_skip", 1), tasks.signature("pay_or_skip", 2)
@@ -233,6 +239,7 @@ ENDS = {
 }
 
 
+@shared
 @pytest.mark.parametrize("end", ENDS)
 def test_however_a_task_ends_its_lock_is_free_long_before_its_ttl(tasks, end):
     """The ttl is 20 s. A time limit, too, ends a process by SIGTERM, as long as it reacts."""
@@ -256,6 +263,7 @@ def test_however_a_task_ends_its_lock_is_free_long_before_its_ttl(tasks, end):
     assert not tasks.overlaps()
 
 
+@shared
 def test_a_task_that_is_revoked_while_it_waits_takes_no_lock(tasks):
     with paying(tasks, 1):
         waits = tasks.send("pay", 1)
@@ -267,6 +275,7 @@ def test_a_task_that_is_revoked_while_it_waits_takes_no_lock(tasks):
     assert len(tasks.witness.lrange("paid", 0, -1)) == 1
 
 
+@shared
 def test_a_task_whose_lease_was_taken_fails_and_is_not_taken_for_done(tasks):
     tasks.witness.set("hold", 1)
     result = tasks.send("pay", 4, -1)

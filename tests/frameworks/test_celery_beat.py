@@ -184,6 +184,16 @@ def test_a_beat_whose_broker_is_away_sends_later_what_it_must_send_at_least_once
             wait_until(lambda: int(notes.hget(NOTES, "job").split()[0]) == 8)
 
 
+def test_an_entry_that_can_not_be_sent_is_tried_again_and_holds_no_other_back(client, node, tmp_path):
+    settings = json.loads(conf("at_least_once", tick=1.0, bad=3600.0))
+    settings["beat_schedule"]["bad"]["options"] = {"serializer": "unknown"}
+    client.witness.hset(NOTES, "bad", f"7 {(datetime.now(UTC) - timedelta(days=1)).isoformat()}")
+    with beat(node, tmp_path, "a", {"CONF": json.dumps(settings)}) as one:
+        one.says("Couldn't apply scheduled task bad", times=2)
+        wait_until(lambda: sent(client).total() >= 4)
+    assert counted(client, "bad") == 7
+
+
 # In this process
 
 

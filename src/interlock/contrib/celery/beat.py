@@ -20,11 +20,12 @@ noted again.
 
 from __future__ import annotations
 
+import heapq
 import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from celery.beat import PersistentScheduler
+from celery.beat import PersistentScheduler, event_t
 
 from interlock._protocol.names import keys_of
 from interlock.errors import AcquireTimeout, ConfigError, LeaseLost, Unavailable
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("interlock.celery")
 DUE: Final = ("at_most_once", "at_least_once")
 TTL: Final = 10.0  # seconds until another beat takes over from one that has died, by default
+RETRY: Final = 3.0  # seconds until a beat tries again to send what must be sent
 TURN: Final = 1.0  # seconds that a beat without the lead waits for it in one tick
 KEPT: Final = 366 * 86_400  # seconds for which the server keeps the notes: longer than a year's entry waits
 
@@ -59,7 +61,8 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
     """Count and time of each run that was sent, and whose note is not certainly in the server."""
     _before: Any = None
     """The entry that is being sent, as it was before this run was counted."""
-    _is_due_again = False  # whether an entry was not sent in this tick
+    _unsent: Any = None
+    """The entry that could not be sent in this tick, and must be."""
     _is_away = False  # whether the log has that no server answers
     _ticks = False  # whether a signal that arrives now interrupts a tick
 
@@ -85,9 +88,10 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
         try:
             if not self._leads():
                 return TURN if self._is_away else 0.0
-            self._is_due_again = False
+            self._unsent = None
             pause: float = super().tick(*args, **kwargs)
-            return max(TURN, pause) if self._is_due_again else min(pause, self._ttl / 3)
+            self._put_back()
+            return min(pause, self._ttl / 3)
         finally:
             self._ticks = False
 
@@ -212,8 +216,14 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
     def _undo_reserve(self) -> None:
         """Let the entry that was not sent be due again; at most once: it may have been sent."""
         if self._due == "at_least_once" and self._before is not None:
-            self.schedule[self._before.name] = self._before
-            self._heap, self._is_due_again = None, True
+            self._unsent = self.schedule[self._before.name] = self._before
+
+    def _put_back(self) -> None:
+        """Look at an entry that was not sent a few seconds later, so that it holds no other entry back."""
+        if (entry := self._unsent) is not None and self._heap is not None:
+            later = event_t(self._when(entry, RETRY), 5, entry)
+            self._heap = [later, *(event for event in self._heap if event.entry.name != entry.name)]
+            heapq.heapify(self._heap)
 
     def close(self) -> None:
         """Give up the lead, so that another beat takes over at once."""
