@@ -53,8 +53,7 @@ def work():
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 """
-    for label in ("shop-1", "shop-2"):
-        program(locks_server.url, text, label)
+    pair = [program(locks_server.url, text, label) for label in ("shop-1", "shop-2")]
     browser.open(page)
     browser.sees("busy", "a second")  # it moves, and somebody has counted
     samples = browser.driver.execute_async_script(
@@ -67,6 +66,9 @@ for _ in range(3):
     assert len(samples) == 200
     assert all(len(re.findall("shop-[12]@", each)) == 1 and " more" not in each for each in samples), set(samples)
     assert len(set(samples)) > 1
+    for each in pair:
+        each.kill_all()
+    browser.sees("Nobody holds anything")
 
 
 def test_a_name_full_of_markup_does_no_harm(page, browser, locks):

@@ -72,7 +72,9 @@ class Browser:
         return self.driver.execute_cdp_cmd(name, parameters)
 
     def open(self, address: str) -> None:
-        """Go to this address."""
+        """Go to this address. The log has nothing of the page before."""
+        self.driver.get("about:blank")
+        self.log()
         self.driver.get(address)
 
     def run(self, script: str, *args):

@@ -4,11 +4,12 @@ Theory. `ls()` asks the server about each name, which costs a tenth of a millise
 second, so it asks first about what may have changed, and about the rest in turn. What it shows of a name was true at
 one moment, and it says how long a turn takes.
 
-Rules. (a) Who waits for something is asked about with each look; so are names that a process has begun to name, has
-ceased to name, or reports with another holder, and the names that somebody has opened. (b) A look asks about so many
-names that it costs no more than `SHARE` of a core, as the looks before it did, but about `LEAST` names at least. (c) A
-name is forgotten once the server knows neither holder nor waiter, unless it has something else to say (`outlasts`).
-(d) Where the registry can't be read, what is known of names goes on without it.
+Rules. (a) A look asks first about the names that somebody has opened, those for which callers wait, and those that a
+process has begun to name, has ceased to name, or reports with another holder. (b) Reading what the processes say and
+asking about names cost no more than `SHARE` of a core, as measured: the reports of a large fleet are read less often,
+and each look asks about as many names as fit, `LEAST` at least. A quarter of them are names that seem calm. (c) A name
+is forgotten once the server knows neither holder nor waiter, unless it has something else to say (`outlasts`). (d)
+Where the registry can't be read, what is known of names goes on without it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from interlock._protocol.server import Disconnected, ServerError
 from interlock._protocol.timing import RETRY_FOR
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.deadlocks import Deadlocked, find
-from interlock.primitives.view import Holder, View, Waiter, of_token
+from interlock.primitives.view import Holder, View, Waiter, of_token, with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -57,6 +58,17 @@ class Unread(NamedTuple):
 
 
 @dataclass
+class Said:
+    """What the processes said, when somebody last read it."""
+
+    at: float
+    """By the clock of the runtime."""
+    reports: dict[Name, Reports] = field(default_factory=dict[Name, Reports])
+    parties: list[tuple[Name, Party, bool]] = field(default_factory=list[tuple[Name, "Party", bool]])
+    unread: Unread = field(default_factory=Unread)
+
+
+@dataclass
 class Look:
     """What one look has seen."""
 
@@ -69,11 +81,21 @@ class Look:
     deadlocks: list[Deadlocked]
     parties: list[tuple[Name, Party, bool]]
     """Each lease and wait of which a process has told; the last word is True for a lease."""
+    said_at: float
+    """When that was so, by the server's clock."""
     unread: Unread
-    turn: float
-    """Seconds after which each name has been asked about again."""
+    asked: int
+    """How many names it asked about."""
+    began: float
+    """When it began, by the time that this thread has used."""
+    read: float
+    """When it had read what the processes say."""
     cost: float = 0.0
-    """Seconds of a core."""
+    """Seconds of a core that it took."""
+    rest: float = INTERVAL
+    """For how many seconds after its beginning the next look shall not begin."""
+    turn: float = INTERVAL
+    """Seconds after which each name has been asked about again."""
 
 
 @dataclass
@@ -88,18 +110,24 @@ class Fleet:
     _of_registry: float = 0.0  # the same for reading what the processes say
     _ahead: float = 0.0  # seconds by which the server's clock is ahead of the runtime's
 
+    _read_again: float = 0.0  # when to read the reports again, by the clock of the runtime
+
     def __post_init__(self) -> None:
+        self._said = Said(0.0)
         self._ahead = time.time() - self.views.runtime.now()  # until the server has said what its clock says
 
     async def look(self, opened: Collection[Name] = ()) -> Look:
         """Look at what may have changed, and at some of the rest. Raises Unavailable or ConfigError."""
-        began = time.thread_time()
-        entries, unread = await self._read()
-        reports = by_name(entries)
-        read = time.thread_time()
-        due = self._due(reports, opened)
-        seen = await self.views.at(due, reports, self._ahead)
-        now = self.views.runtime.now()
+        began, runtime = time.thread_time(), self.views.runtime
+        if runtime.now() >= self._read_again:
+            await self._read()
+            self._of_registry += SMOOTH * (time.thread_time() - began - self._of_registry)
+            self._read_again = self._said.at + self._of_registry / (self.share / 2) - INTERVAL / 2
+        read, said = time.thread_time(), self._said
+        due = self._due(said.reports, opened)
+        reports = {name: said.reports[name] for name in due if name in said.reports}
+        seen = await self.views.at(due, aged(reports, runtime.now() - said.at), self._ahead)
+        now = runtime.now()
         views = {name: view or _as_said(name, reports.get(name, Reports())) for name, view in seen.items()}
         missing = (name for name in due if name not in seen)  # of another kind by now
         gone = [
@@ -111,35 +139,39 @@ class Fleet:
         self.sights |= {name: Sight(view, now) for name, view in views.items()}
         contended = [listed(name, sight.view) for name, sight in self.sights.items() if sight.view.waiting]
         deadlocks = await self._confirmed(contended)
+        said_at = said.at + self._ahead
+        return Look(
+            now + self._ahead, views, gone, deadlocks, said.parties, said_at, said.unread, len(due), began, read
+        )
+
+    def settle(self, look: Look) -> Look:
+        """Learn what this look has cost, with all that its watcher did about it in this thread."""
         ended = time.thread_time()
-        self._learn(read - began, (ended - read) / max(1, len(due)))
-        rounds = -(-len(self.sights) // max(1, len(due))) if self.sights else 1
-        look = Look(now + self._ahead, views, gone, deadlocks, _parties(entries), unread, 0.0, ended - began)
-        look.turn = rounds * self.rest(look)
+        look.cost, of_names = ended - look.began, ended - look.read
+        self._of_name += SMOOTH * (of_names / max(LEAST, look.asked) - self._of_name)
+        look.rest = max(INTERVAL, of_names / self._share_of_names)
+        look.turn = look.rest * max(1, -(-len(self.sights) // max(1, look.asked)))
         return look
 
-    def rest(self, look: Look) -> float:
-        """For how many seconds after the beginning of this look the next one shall not begin."""
-        return max(INTERVAL, look.cost / self.share)
+    @property
+    def _share_of_names(self) -> float:
+        """The part of a core for asking about names: what reading the reports leaves, and half of all at least."""
+        return self.share - min(self.share / 2, self._of_registry / INTERVAL)
 
     @property
     def room(self) -> int:
         """How many names the next look asks about, if there are so many."""
-        spare = max(self.share * INTERVAL - self._of_registry, self._of_registry)
-        return max(LEAST, int(spare / self._of_name))
+        return max(LEAST, int(self._share_of_names * INTERVAL / self._of_name))
 
-    def _learn(self, of_registry: float, of_name: float) -> None:
-        self._of_registry += SMOOTH * (of_registry - self._of_registry)
-        self._of_name += SMOOTH * (of_name - self._of_name)
-
-    async def _read(self) -> tuple[list[Entry], Unread]:
-        """What all processes say."""
-        registry = self.views.registry
+    async def _read(self) -> None:
+        """Read what all processes say. Raises Unavailable."""
+        at = self.views.runtime.now()
         try:
-            found, self._ahead, unreadable = await registry.every_entry(self.core.requests.query)
+            entries, self._ahead, unreadable = await self.views.registry.every_entry(self.core.requests.query)
         except ConfigError as error:  # the server refuses to tell; what is known of names goes on
-            return [], Unread(str(error))
-        return found, Unread(entries=unreadable)
+            self._said = Said(at, unread=Unread(str(error)))
+        else:
+            self._said = Said(at, by_name(entries), _parties(entries), Unread(entries=unreadable))
 
     def _due(self, reports: dict[Name, Reports], opened: Collection[Name]) -> list[Name]:
         """The names to ask about, what may have changed first."""
@@ -148,7 +180,9 @@ class Fleet:
         chosen = set(urgent)
         rest = sorted((name for name in names if name not in chosen), key=self._asked_at)
         urgent.sort(key=lambda name: (name not in opened, self._asked_at(name)))
-        return [*urgent, *rest][: max(self.room, len(opened))]
+        room = max(self.room, len(opened))
+        share = max(len(opened), room - min(len(rest), room // 4))  # so that what seems calm has its turn, too
+        return [*urgent[:share], *rest, *urgent[share:]][:room]
 
     def _asked_at(self, name: Name) -> float:
         sight = self.sights.get(name)
@@ -171,6 +205,18 @@ class Fleet:
             except (Disconnected, ServerError, LockError):  # nobody says a deadlock of which nobody is sure
                 continue
         return found
+
+
+def aged(reports: dict[Name, Reports], seconds: float) -> dict[Name, Reports]:
+    """What was said so long ago, as of now."""
+
+    def older(parties: dict[str, Party]) -> dict[str, Party]:
+        return {
+            token: with_fields(each, seconds=each.seconds + seconds, reported_ago=each.reported_ago + seconds)
+            for token, each in parties.items()
+        }
+
+    return {name: Reports(older(each.held), older(each.awaited)) for name, each in reports.items()}
 
 
 def outlasts(view: View) -> bool:

@@ -14,7 +14,7 @@ about a name, its processes have the word.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from interlock._client.cohort import RESERVED
@@ -31,7 +31,7 @@ from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.messages import InspectCall
 from interlock.primitives.registry import REGISTRY, REPORT_INTERVAL, Listed, group_by_name
 from interlock.primitives.registry import Party as Said
-from interlock.primitives.view import Holder, View, Waiter, of_token
+from interlock.primitives.view import Holder, View, Waiter, of_token, with_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -156,7 +156,7 @@ class Views:
         reply = await inspect(core, resource_of(kind, name, prefix), str(min(most, MOST)))
         view = self._made(Name(kind, name, prefix), reply, Reports(), int(found.now_us) / 1e6)
         attempt = found.plain_holder if found.value else None
-        return replace(view, holders=[_of_plain(each, attempt) for each in view.holders]) if attempt else view
+        return with_fields(view, holders=[_of_plain(each, attempt) for each in view.holders]) if attempt else view
 
     async def with_reports(self, view: View) -> View:
         """Add what the processes of the holders and waiters say themselves, if they say anything."""
@@ -176,11 +176,11 @@ class Views:
     def _made(self, name: Name, reply: Any, reports: Reports, now: float) -> View:
         view = View(name.name, name.prefix + name.name, name.kind, "free", now=now)
         view = kind_named(name.kind).add_to_view(view, reply)
-        return self._joined(replace(view, holders=[_since_grant(each, now) for each in view.holders]), reports)
+        return self._joined(with_fields(view, holders=[_since_grant(each, now) for each in view.holders]), reports)
 
     def _joined(self, view: View, reports: Reports) -> View:
         joined = _join(view, reports)
-        return replace(joined, **self.motions.note(joined)._asdict())
+        return with_fields(joined, **self.motions.note(joined)._asdict())
 
     # Deadlocks
 
@@ -229,12 +229,12 @@ def _processes(view: View) -> set[Process]:
 def _since_grant(holder: Holder, now: float) -> Holder:
     """Add for how long it has held: a fence is the server's time of the grant, unless its clock was set back."""
     seconds = now - holder.fence / 1e6 if holder.fence else LEAST_SINCE
-    return replace(holder, since=max(0.0, seconds) if seconds > LEAST_SINCE else None)
+    return with_fields(holder, since=max(0.0, seconds) if seconds > LEAST_SINCE else None)
 
 
 def _of_plain(holder: Holder, attempt: str) -> Holder:
     """Add which attempt of ours wrote the value of a plain key."""
-    return replace(holder, **of_token(holder.token, attempt))
+    return with_fields(holder, **of_token(holder.token, attempt))
 
 
 # What the server says, and what processes say
@@ -258,7 +258,7 @@ def _join(view: View, reports: Reports) -> View:
         and (_process_of(said) in at_server or said.reported_ago <= JUST_NOW or view.waiting > len(view.waiters))
     ]
     found = [*alive, *local]
-    return replace(
+    return with_fields(
         view,
         holders=holders,
         waiters=found,
@@ -280,16 +280,16 @@ def _told_holder(holder: Holder, reports: Reports) -> Holder:
     if said is not None and holder.fence and said.fence and said.fence <= holder.fence - RESERVED:
         return holder
     if said is not None:
-        return replace(_told(holder, said), fence=said.fence or holder.fence)
+        return with_fields(_told(holder, said), fence=said.fence or holder.fence)
     # Who has just waited has not said yet that it holds, and for how long it has waited is not for how long it holds.
     waited = reports.awaited.get(holder.token)
-    return holder if waited is None else replace(_told(holder, waited), since=holder.since)
+    return holder if waited is None else with_fields(_told(holder, waited), since=holder.since)
 
 
 def _told(party: PartyT, said: Said | None) -> PartyT:
     if said is None:
         return party
-    return replace(
+    return with_fields(
         party,
         caller=said.caller,
         since=said.seconds,
@@ -328,7 +328,7 @@ def _party(party: Holder | Waiter) -> Said:
     confirmed = party.confirmed if isinstance(party, Holder) else True
     seconds = round(party.since or 0.0, 3)
     if party.said is not None:
-        return replace(party.said, fence=fence, seconds=seconds, confirmed=confirmed)
+        return with_fields(party.said, fence=fence, seconds=seconds, confirmed=confirmed)
     return Said(
         token=party.token,
         fence=fence,

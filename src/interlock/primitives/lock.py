@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from interlock._protocol.names import keys_of, token_part
@@ -205,13 +205,13 @@ def add_to_view(view: View, reply: Raw) -> View:
 
 def add_lock_to_view(view: View, inspected: LockInspect) -> View:
     """Add what the server says of the lock of this name."""
-    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token, with_fields  # noqa: PLC0415 (see view.py)
 
     state = state_of(view.name, inspected)
     waiters = [Waiter(**of_token(token)) for token in state.waiters]
-    view = replace(view, fence=state.fence, waiters=waiters, waiting=state.waiting, departed=inspected.departed)
+    view = with_fields(view, fence=state.fence, waiters=waiters, waiting=state.waiting, departed=inspected.departed)
     if state.quarantined:
-        return replace(view, state="quarantine", quarantine=state.remaining)
+        return with_fields(view, state="quarantine", quarantine=state.remaining)
     if state.holder is None:
         return view
     holder = Holder(
@@ -221,7 +221,7 @@ def add_lock_to_view(view: View, inspected: LockInspect) -> View:
         revoked=state.revoked,
         confirmed=not inspected.handed_over,
     )
-    return replace(view, state="held" if holder.confirmed else HANDING_OVER, holders=[holder], holding=1)
+    return with_fields(view, state="held" if holder.confirmed else HANDING_OVER, holders=[holder], holding=1)
 
 
 def marker_of(value: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._protocol.names import checked_name, keys_of, positive_int
@@ -234,7 +234,7 @@ def _holder(token: bytes, left_ms: int, share: bytes) -> Holder:
 
 
 def _add_to_view(view: View, reply: Raw) -> View:
-    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token  # noqa: PLC0415 (see view.py)
+    from interlock.primitives.view import HANDING_OVER, Holder, Waiter, of_token, with_fields  # noqa: PLC0415 (see view.py)
 
     state, is_rwlock, inspected = parse_state(view.name, reply), view.kind == RWLOCK.name, PermitInspect.parse(reply)
 
@@ -253,7 +253,7 @@ def _add_to_view(view: View, reply: Raw) -> View:
         for each, handed_over in zip(state.holders, inspected.holders[3::4], strict=True)
     ]
     is_held = any(holder.confirmed for holder in holders)
-    view = replace(
+    view = with_fields(
         view,
         state="held" if is_held else HANDING_OVER if holders else "free",
         holders=holders,
@@ -266,7 +266,7 @@ def _add_to_view(view: View, reply: Raw) -> View:
         departed=inspected.departed,
     )
     if state.quarantine:
-        return replace(view, state="quarantine", quarantine=state.quarantine)
+        return with_fields(view, state="quarantine", quarantine=state.quarantine)
     return view
 
 

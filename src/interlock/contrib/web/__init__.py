@@ -4,9 +4,9 @@
 
     app.mount("/locks", web.app(locks, authorize=lambda request: request.session.get("user")))   # FastAPI, Starlette
     web.wsgi_app(locks, authorize=...)                                                           # Flask and others
-    urlpatterns = [path("locks/", include(web.django_urls(locks, authorize=...)))]               # Django
+    path("locks/", include(django.urls(locks, authorize=...)))     # Django: from interlock.contrib.web import django
 
-`interlock web` serves it alone. It needs the extra `web`: starlette. The page "The live page" has the rest.
+`interlock web` serves it alone. `app` needs the extra `web`: starlette.
 """
 
 from __future__ import annotations

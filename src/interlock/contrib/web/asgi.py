@@ -10,9 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, refused
+from interlock.contrib.web.streams import events
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
@@ -91,28 +92,6 @@ def asked_of(request: Request, body: bytes, person: str, *, may_revoke: bool) ->
         person,
         may_revoke,
     )
-
-
-async def events(feed: Feed, answer: Answer) -> AsyncIterator[bytes]:
-    """The messages of a topic as server-sent events, until the viewer goes."""
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(news.set)
-
-    version = answer.version
-    feed.listen(answer.topic, wake)
-    try:
-        yield b"retry: 1000\n\n"
-        while True:
-            for message in feed.after(answer.topic, version):
-                version = message[6 : message.index(b'"', 6)].decode()  # {"v":"...
-                yield b"id: " + version.encode() + b"\ndata: " + message + b"\n\n"
-            await news.wait()
-            news.clear()
-    finally:
-        feed.leave(answer.topic, wake)
 
 
 def _response(answer: Answer) -> Response:

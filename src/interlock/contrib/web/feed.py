@@ -203,15 +203,19 @@ class Feed:
                     session = self.locks()._session
                     fleet = Fleet(session.views, session.core)
                 look = run(fleet.look(self._opened()))
-                rest = fleet.rest(look)
                 self._note(look)
+                self._look_at_the_rest(began)
+                self._publish()
+                settled = fleet.settle(look)
+                rest = settled.rest
+                self._head |= {"turn": round(settled.turn, 1), "cost": round(settled.cost, 4)}
             except Exception as error:  # noqa: BLE001 (whatever it is, the page must say it and go on)
                 if not isinstance(error, LockError):
                     log.exception("interlock: the page could not look at the locks")
                 with self._mutex:
-                    self._head = self._head | {"error": str(error) or type(error).__name__}
-            self._look_at_the_rest(began)
-            self._publish()
+                    self._head |= {"error": str(error) or type(error).__name__}
+                self._look_at_the_rest(began)
+                self._publish()
             # A new viewer, or a revocation, is served at once; but not more often than a tenth of a second.
             if self._wake.wait(max(0.0, began + rest - time.monotonic())):
                 time.sleep(0.1)
@@ -266,15 +270,13 @@ class Feed:
             for name, document in details.items():
                 self._say(self._topic(topic_of_lock(name)), document)
             if (topic := self._topic(PROCESSES)).is_watched:
-                self._say(topic, process_rows(look.parties, look.now, OF_PROCESS))
+                self._say(topic, process_rows(look.parties, look.said_at, OF_PROCESS))
             wall = time.time()
-            self._head = {
+            self._head |= {
                 "error": "",
                 "live": look.now,
                 "ahead": round(look.now - wall, 3),
-                "turn": round(look.turn, 1),
                 "names": len(self._rows),
-                "cost": round(look.cost, 4),
                 "notices": _notices(look, wall),
             }
 

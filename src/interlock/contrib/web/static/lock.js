@@ -84,7 +84,7 @@ function queue(row, details) {
   const found = details.queue.map((each) => h("li", {}, h("span", { class: "line" }, who(each), each.since ? h("span", { class: "quiet" }, " for ", age(each.since)) : null,
     each.permits > 1 ? ` wants ${each.permits} permits` : "", each.side ? ` to ${each.side}` : ""), place(each.place)));
   return h("section", { class: "card", "aria-labelledby": "queue" }, h("h2", { id: "queue" }, `Queue${row.waiting ? ` (${row.waiting})` : ""}`),
-    found.length ? h("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "queue" }, h("ol", { class: "queue" }, found)) : h("p", { class: "quiet" }, "Nobody waits."),
+    found.length ? h("div", { class: "scroll", tabindex: "0", role: "group", "aria-labelledby": "queue" }, h("ol", { class: "queue" }, found)) : h("p", { class: "quiet" }, "Nobody waits."),
     row.waiting > details.queue.length ? h("p", { class: "quiet" }, `and ${row.waiting - details.queue.length} more`) : null);
 }
 
@@ -143,7 +143,7 @@ function history(past) {
   const rows = [...spans, ...notes].sort((a, b) => b[0] - a[0]).map(([, each]) => each);
   if (!rows.length) return null;
   return h("section", { "aria-labelledby": "history" }, h("h2", { id: "history" }, "Holds that were seen, the newest first"),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "history" }, h("table", { role: "table", "aria-labelledby": "history" },
+    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-labelledby": "history" }, h("table", { role: "table", "aria-labelledby": "history" },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, ["From", "Until", "Who", "Fence", "End"].map((each) => h("th", { scope: "col", role: "columnheader" }, each)))), h("tbody", { role: "rowgroup" }, rows))));
 }
 

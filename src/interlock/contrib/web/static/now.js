@@ -8,6 +8,7 @@ import { state } from "./feed.js";
 import { age, mark, motion, nameLink, place, setAge, use, who } from "./parts.js";
 
 const STEP = 100; // rows that are shown at first, and that one press adds
+const SLICE = 8; // ms of one frame for making rows
 const GROUPS = [
   ["stuck", "Stuck", "Callers wait, and the holder has not changed for much longer than it usually takes"],
   ["waits", "Waiting", "Callers wait, and nobody can tell yet whether it moves"],
@@ -56,7 +57,7 @@ function table(key, title, about) {
     h("h2", { id: `group-${key}`, tabindex: "-1" }, title, " ", count), h("p", { class: "quiet about" }, about),
     h("table", { role: "table", "aria-labelledby": `group-${key}` },
       h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((each) => h("th", { scope: "col", role: "columnheader" }, each)))), body));
-  return { section, body, count, shown: [] };
+  return { section, body, count, shown: [], rows: [] };
 }
 
 export function take(message) {
@@ -78,6 +79,9 @@ export function take(message) {
   schedule();
 }
 
+// A message may change hundreds of rows that are shown. So a draw sorts first, then makes rows for some milliseconds of each
+// frame, and puts them into the tables once all are made.
+
 function schedule() {
   if (wanted) return;
   wanted = true;
@@ -85,6 +89,16 @@ function schedule() {
     wanted = false;
     draw();
   });
+}
+
+function prepare(todo) {
+  const until = performance.now() + SLICE;
+  while (todo.length && performance.now() < until) {
+    const kept = todo.pop();
+    if (!kept.element) makeRow(kept);
+    if (kept.changed) fillRow(kept);
+  }
+  return !todo.length;
 }
 
 function groupOf(row) {
@@ -121,34 +135,56 @@ function draw() {
       shown += 1;
     }
   }
+  const plan = [];
   let left = limit;
   for (const [key, found] of groups) {
     found.sort((a, b) => a.order - b.order || (a.row.name < b.row.name ? -1 : a.row.name > b.row.name ? 1 : a.row.id - b.row.id));
-    drawGroup(parts.tables.get(key), found, Math.min(left, found.length));
+    plan.push([parts.tables.get(key), found.slice(0, left), found.length]);
     left -= Math.min(left, found.length);
   }
-  parts.more.hidden = shown <= limit;
-  parts.more.textContent = `Show ${Math.min(STEP, Math.max(0, shown - limit))} more of ${(shown - limit).toLocaleString()}`;
-  const turn = state.head?.turn ?? 0;
-  parts.count.textContent = `${words ? `${shown.toLocaleString()} of ` : ""}${many(rows.size, "name")}${turn > 3 ? `; quiet ones are asked about every ${Math.round(turn)} s` : ""}`;
-  drawDeadlocks();
-  drawHeadline(groups.get("stuck"), numbers);
+  const todo = plan.flatMap(([, found]) => found.filter((each) => !each.element || each.changed));
+  const finish = (number) => {
+    if (number !== drawing) return; // a newer draw is under way
+    if (!prepare(todo)) {
+      requestAnimationFrame(() => finish(number));
+      return;
+    }
+    for (const each of plan) drawGroup(...each);
+    forget();
+    parts.more.hidden = shown <= limit;
+    parts.more.textContent = `Show ${Math.min(STEP, Math.max(0, shown - limit))} more of ${(shown - limit).toLocaleString()}`;
+    const turn = state.head?.turn ?? 0;
+    parts.count.textContent = `${words ? `${shown.toLocaleString()} of ` : ""}${many(rows.size, "name")}${turn > 3 ? `; quiet ones are asked about every ${Math.round(turn)} s` : ""}`;
+    drawDeadlocks();
+    drawHeadline(groups.get("stuck"), numbers);
+  };
+  drawing += 1;
+  finish(drawing);
 }
 
-function drawGroup(made, found, number) {
-  made.section.hidden = !number;
-  const count = found.length.toLocaleString();
-  if (made.count.textContent !== count) made.count.textContent = count;
-  const wantedRows = [];
-  for (let i = 0; i < number; i += 1) {
-    const kept = found[i];
-    if (!kept.element) makeRow(kept);
-    if (kept.changed) fillRow(kept);
-    wantedRows.push(kept.element);
+let drawing = 0;
+let standing = new Set(); // the rows that have elements
+
+/** Let go of the elements of rows that are no longer shown: thousands of names would keep theirs. */
+function forget() {
+  const now = new Set([...parts.tables.values()].flatMap((each) => each.rows));
+  for (const kept of standing) {
+    if (now.has(kept)) continue;
+    kept.element = kept.cells = kept.link = kept.use = kept.heldAge = kept.shown = null;
+    kept.changed = true;
   }
+  standing = now;
+}
+
+function drawGroup(made, found, all) {
+  made.section.hidden = !found.length;
+  const count = all.toLocaleString();
+  if (made.count.textContent !== count) made.count.textContent = count;
+  const wantedRows = found.map((each) => each.element);
   const same = wantedRows.length === made.shown.length && wantedRows.every((each, i) => each === made.shown[i]);
   if (!same) arrange(made.body, wantedRows);
   made.shown = wantedRows;
+  made.rows = found;
 }
 
 /** Put these rows into the table in this order, and touch no row that stands right, so that no focus is lost. */
@@ -175,6 +211,7 @@ function makeRow(kept) {
   kept.heldAge = age(null);
   kept.cells.held.append(kept.heldAge);
   kept.element = h("tr", { role: "row" }, Object.values(kept.cells));
+  standing.add(kept);
 }
 
 function fillRow(kept) {
@@ -256,7 +293,7 @@ export function ring(found) {
       h("div", { class: "box" }, foreign("p", member.who, { class: "who" }),
         member.holds.map((held) => h("p", {}, h("span", { class: "verb" }, "holds"), " ", nameLink(held), " ", h("span", { class: "kind" }, held.kind), place(held.place)))),
       h("p", { class: "arrow" }, h("span", { class: "verb" }, "waits for"), " ", nameLink(member.waits), h("span", {}, " for ", age(member.waits.since)), place(member.waits.place),
-        h("span", { class: "to" }, h("span", { "aria-hidden": "true" }, i + 1 < found.members.length ? "↓ " : "↺ "), "held by ", foreign("span", next.who, { class: "who" }))));
+        h("span", { class: "to" }, h("span", { "aria-hidden": "true" }, i + 1 < found.members.length ? "→ " : "↺ "), "held by ", foreign("span", next.who, { class: "who" }))));
   });
   return h("article", { class: "deadlock" }, h("h2", {}, mark("stuck", found.title), " for ", age(found.since)),
     h("ol", { class: "ring" }, members),
