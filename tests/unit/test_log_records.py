@@ -23,7 +23,7 @@ ABOUT_NO_LOCK = {
     "_transports/blocking/subscription.py": 1, "_transports/handshake.py": 1, "_transports/pushes.py": 1,
 }  # fmt: skip
 
-# Records of the adapters: about an application's start or page, or an election by its name, of which they have no grant.
+# Records of the adapters: about an application's start or page, or an election by its name, without its grant.
 ABOUT_AN_APPLICATION = {
     "contrib/apscheduler.py": 4, "contrib/django/middleware.py": 1, "contrib/fastapi.py": 1,
     "contrib/starlette.py": 2, "contrib/web/feed.py": 2,
