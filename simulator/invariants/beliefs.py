@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from interlock._api.lock import TAKEN_OVER
 from interlock._client.grant import Grant
 from interlock._client.lease_ends import DROPPED
 from interlock._protocol.timing import margin
@@ -149,8 +150,22 @@ class Beliefs:
         if own or not self.groups or grant.token.encode() in self._revoked.get(process, {}):
             return
         shares = [self._share_at(group, attempt.resource, grant.token.encode()) for group in self.groups]
+        if grant.end_reason == TAKEN_OVER and self._is_granted_anew(grant, shares):
+            return
         if all(share is not None and not share.revoked for share in shares):
             self.trace.violated(8, f"{grant.token} is given up, and the server has it: {grant.end_reason}")
+
+    def _is_granted_anew(self, grant: Grant, shares: Sequence[Share | None]) -> bool:
+        """Whether the server has another grant of this token than the one that has ended.
+
+        A late copy of an owner's acquire takes the lock over from the same owner's newer lease. The client has no reply
+        to that copy. It goes by the fences that it knows, and hears of the loss of the newer lease from its renewal.
+        """
+        newest = max((belief.held.grant.fence for belief in self._mine[self._process_of(grant)]), default=0)
+        return all(share is not None and share.fence > newest > grant.fence for share in shares)
+
+    def _process_of(self, grant: Grant) -> Process:
+        return self.attempts.known[grant.token.encode()].process
 
     def _is_asked(self, grant: Grant) -> bool:
         """Whether a request about this lease may have lengthened it, and its reply is on its way."""

@@ -36,6 +36,8 @@ class Passing:
         self._sections: dict[Process, dict[str, Grant]] = {}  # of each cohort, by the key of its lock
         self._asked_at: dict[bytes, float] = {}  # when the newest answered question about waiters was sent, by token
         self._others_wait_since: dict[bytes, float] = {}  # since when the holder knows of waiters elsewhere, by token
+        # When a reply arrived that others wait, by its token and fence; None if nobody waits.
+        self._said: dict[tuple[bytes, int], float | None] = {}
 
     def note_reply(self, sent: float, args: Sequence[bytes], reply: Any) -> None:
         """Note a reply that has reached its process, to a message that was sent at this time."""
@@ -43,10 +45,7 @@ class Passing:
             return
         token = args[1]
         self._asked_at[token] = max(sent, self._asked_at.get(token, 0.0))
-        if reply[2]:
-            self._others_wait_since.setdefault(token, self.trace.world.now)
-        else:
-            self._others_wait_since.pop(token, None)
+        self._said[token, reply[1]] = self.trace.world.now if reply[2] else None
 
     def after_step(self, process: Process) -> None:
         """Check whether this step of the process has passed a lease on, and whether it may."""
@@ -80,7 +79,7 @@ class Passing:
             (self.attempts.unanswered[token] > 0, "while a request of its user has no reply"),
             (self._is_renewed_now(process, before), "while a renewal of it is due or under way"),
             (self.beliefs.has_heard_of_revocation(process, token), "though it was revoked"),
-            (self._is_over_budget(process, token), f"more than {BUDGET} s after the server has said that others wait"),
+            (self._is_over_budget(process, before), f"more than {BUDGET} s after the server has said that others wait"),
             (
                 section.fence and self._reservation_is_old(token),
                 f"without a reply of the server for {RESERVED_FOR} s",
@@ -92,7 +91,14 @@ class Passing:
     def _is_renewed_now(self, process: Process, grant: Grant) -> bool:
         return grant.token in self.attempts.sessions[process].book.set_aside
 
-    def _is_over_budget(self, process: Process, token: bytes) -> bool:
+    def _is_over_budget(self, process: Process, before: Grant) -> bool:
+        token = before.token.encode()
+        if (token, before.fence) in self._said:  # else its client has heeded no reply, as after a change of servers
+            arrived = self._said.pop((token, before.fence))
+            if arrived is None:
+                self._others_wait_since.pop(token, None)
+            else:
+                self._others_wait_since.setdefault(token, arrived)
         since = self._others_wait_since.get(token)
         if since is None:
             return False

@@ -13,7 +13,7 @@ pytest.importorskip("lupa")
 from plants import nets, table
 from plants.__main__ import main
 from plants.matrix import FOUND, KNOWN, LOCK, PLANTS
-from plants.nets import Search, Simulator, Walk, WentWrongError
+from plants.nets import Histories, Search, Simulator, Walk, WentWrongError
 from plants.plant import PROJECT, SOURCE, Change, Plant
 
 QUICK = {
@@ -79,6 +79,16 @@ def test_what_a_net_could_not_judge_is_no_miss(tmp_path):
     for net, status in ((Walk(("model/test_cohort.py",)), 4), (Search("quorum"), 2)):
         with pytest.raises(WentWrongError):
             net.judge(status, "usage: no such thing", tmp_path)
+
+
+def test_histories_that_stop_all_progress_have_found_the_bug(tmp_path):
+    """But not that a call is slow: a busy machine does that, too."""
+    judge = Histories("single").judge
+    assert judge(1, '{"broken": ["error", "no progress"], "histories": 2}', tmp_path) == (
+        True,
+        "single: no progress in history 2",
+    )
+    assert judge(1, '{"broken": ["slow"], "histories": 9}', tmp_path) == (False, "single: slow in history 9")
 
 
 def test_the_table_names_what_was_missed(tmp_path):

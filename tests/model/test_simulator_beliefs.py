@@ -78,6 +78,8 @@ def test_each_situation_really_happens(profile, wanted, reports):
         (1795450240862, "ended by hand", "lock"),  # the same
         (100195, "crowd, memory", "lock"),  # a full server has refused the command of an execute
         (100318, "outlasting", "election"),  # a heartbeat waits for a round that has no reply
+        (1000295, "crowd, loss", "rlock"),  # a late copy of an owner's acquire takes over from the owner's newer lease
+        (1000243, "short and long restarts", "lock"),  # a holder reads late that others wait, and passes on from then
     ],
 )
 def test_what_only_looked_like_a_fault_breaks_no_rule(seed, profile, subject):

@@ -191,8 +191,11 @@ class Histories(Net):
     title = "random histories"
     topology: str
     options: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ("overlap", "outlived", "fence", "stale write")
-    """The checks of which one must find it. On a busy machine others may find that a call is slow."""
+    checks: tuple[str, ...] = ("overlap", "outlived", "fence", "stale write", "no progress")
+    """The checks of which one must find it. On a busy machine others may find that a call is slow.
+
+    "no progress" counts: after the faults, a new client alone gets a name that nobody holds, however busy the machine.
+    """
 
     def command(self, scratch: Path) -> list[str]:
         return [

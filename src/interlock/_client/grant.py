@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import Queued
 
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
-NO_PROOF: Final = "-"  # in place of an identity: a search failed. The attempt waits for the end of the quarantine
+NO_PROOF: Final = "no proof"  # no identity: a search failed, and the attempt waits for the quarantine to end
 MAX_SHARED: Final = 256  # different options that are kept for later locks
 fork_count: int = 0  # forks between the first process and this one: a hold of the parent does not count in a child
 

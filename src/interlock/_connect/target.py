@@ -43,7 +43,12 @@ def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
 
 
 def address_of(target: object, *, for_asyncio: bool) -> Address | Cluster:
-    """The server or cluster that a URL, a client, a cache, or (for None) $INTERLOCK_URL names. Raises ConfigError."""
+    """The server or cluster that a URL, a client, a cache, or (for None) $INTERLOCK_URL names. Raises ConfigError.
+
+    An address is its own.
+    """
+    if isinstance(target, Address | Cluster):
+        return target
     if target is None:
         target = os.environ.get("INTERLOCK_URL")
         if not target:

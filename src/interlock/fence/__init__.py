@@ -13,7 +13,8 @@ fence. (d) Each piece of data has one lock. Fences of different locks, or of loc
 compared. (e) A refusal raises LeaseLost, never returns a silent count of 0, and has changed nothing.
 
     dbapi        PostgreSQL and SQLite, over their DB-API connections
-    sqlalchemy   the same for SQLAlchemy Core (needs sqlalchemy)
+    sqlalchemy   the same for SQLAlchemy Core, and MySQL and MariaDB (needs sqlalchemy)
+    sqlalchemy_orm   objects of SQLAlchemy's ORM
     redis        several Redis commands, on any server
     files        a file that is replaced as a whole
 
