@@ -35,7 +35,7 @@ class MultiLeaseCore(WatchedCore):
         self._told = False
         for lease in leases.values():
             lease._multi_leases = (*(each for each in lease._multi_leases if each()), weakref.ref(self))
-        if self.state is LeaseState.LOST:  # before it could be told here
+        if self.state is LeaseState.LOST:  # the loss is not reported here yet
             self._on_lost()
 
     @property

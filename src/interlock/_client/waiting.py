@@ -71,7 +71,7 @@ class Waiters:
         self.queues: dict[str, LocalQueue] = {}  # by the lock's key
         self.on_tick = on_tick  # is called with each round of heartbeats
         self.resubscribed: set[str] = set()  # channels whose waiters the worker of ends has not woken since
-        self.pushes = 0  # handovers of which a push has told a waiter
+        self.pushes = 0  # handovers that a push has announced to a waiter
 
     def register(self, attempt: Attempt) -> None:
         """Make the attempt known, so that a push can wake this attempt from now on."""

@@ -202,7 +202,7 @@ class Views:
 
 
 def _resource(name: Name) -> Resource | None:
-    """The resource of a name that processes have told. None if this version knows no such kind, or no such name."""
+    """The resource of a name that processes have reported. None if this version knows no such kind, or no such name."""
     try:
         return resource_of(name.kind, name.name, name.prefix) if name.kind in KINDS else None
     except ConfigError:

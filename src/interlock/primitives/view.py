@@ -21,7 +21,7 @@ HANDING_OVER: Final = "handing over"  # the state while the first holder has bee
 
 @dataclass(frozen=True)
 class Party:
-    """One that holds or waits: what its token says, and what its process has told."""
+    """One that holds or waits: what its token says, and what its process has said."""
 
     token: str
     """Of the lease, or of the attempt that waits; or what another library wrote."""
@@ -39,7 +39,7 @@ class Party:
     """The line of the user's code, as file:line."""
     trace_id: str | None = None
     reported_ago: float | None = None
-    """How many seconds ago its process last told what it holds and waits for."""
+    """How many seconds ago its process last said what it holds and waits for."""
     gone: bool = False
     """Whether its process has ended: known of processes on this host only."""
     said: Said | None = field(default=None, repr=False, compare=False)
