@@ -13,7 +13,7 @@ let begun = false;
 document.getElementById("title").textContent = seen(document.getElementById("title").textContent);
 
 follow((message) => {
-  const whole = message.full || message.doc !== undefined;
+  const whole = message.rows !== undefined || message.doc !== undefined; // not if nobody has answered yet
   if (!begun && whole) {
     begun = true;
     view.show(content);

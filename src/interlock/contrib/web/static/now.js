@@ -61,7 +61,7 @@ function table(key, title, about) {
 }
 
 export function take(message) {
-  if (message.full) {
+  if (message.full && message.rows) {
     const there = new Set(message.rows.map((row) => row.id));
     for (const id of [...rows.keys()]) if (!there.has(id)) rows.delete(id);
   }
