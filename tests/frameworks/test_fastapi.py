@@ -178,6 +178,32 @@ def test_a_busy_name_is_423_or_409(server, path, app):
         assert client.get("/").json() == "had it"
 
 
+def test_what_depends_on_the_lease_ends_before_it_and_what_has_the_default_scope_after_it(server):
+    """So a session commits under the lock only in a dependency of the scope of the function, which has the lease."""
+    app, ended = made(server.url), []
+    One = Annotated[Lease, locked("one")]
+
+    async def session(lease: One):
+        yield
+        ended.append(f"session {lease.state}")
+
+    leases = []
+
+    async def default():
+        yield
+        ended.append(f"default {leases[0].state}")
+
+    scope = {"scope": "function"} if SAYS_WHEN else {}
+
+    @app.get("/", dependencies=[Depends(default)])
+    async def endpoint(lease: One, _: Annotated[None, Depends(session, **scope)]):
+        leases.append(lease)
+
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 200
+    assert ended == ["session held", "default released"]
+
+
 def test_openapi_shows_the_answers_and_no_parameter_twice(app):
     with TestClient(app) as client:
         paths = client.get("/openapi.json").json()["paths"]

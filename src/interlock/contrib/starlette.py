@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import inspect
 import weakref
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -38,7 +39,7 @@ from interlock.errors import ConfigError, LockError, Unavailable
 from .http import ANSWERED, answer_to
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
     from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
@@ -117,7 +118,7 @@ def lifespan_of(
             state: dict[str, Any] = {STATE: locks}
             for each in lifespans:
                 yielded: object = await stack.enter_async_context(each(app))
-                state |= yielded if isinstance(yielded, dict) else {}
+                state |= yielded if isinstance(yielded, Mapping) else {}
             yield state
 
     return lifespan
