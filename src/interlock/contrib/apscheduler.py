@@ -277,7 +277,8 @@ class Leading:
             return None
         finally:
             self._round = None
-        self._done = max(begun, self._done or begun)
+        if self._scheduler.running:  # a shutdown empties the stores, so that nothing looks due
+            self._done = max(begun, self._done or begun)
         return wait
 
     def _certain_lease(self) -> Leadership:
