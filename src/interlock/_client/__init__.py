@@ -1,8 +1,13 @@
 """The algorithm: how a lease is acquired, held, renewed and released. No threads, no event loop, no sockets.
 
-`requests` sends one request, and sends it again; `core` acquires; `holding` is what holders do with a lease; `turns`
-lets callers of one process wait for each other; `waiting` is the client's side of the queue; `book` has the leases
-that are held, `renewal` keeps them alive, `lease_ends` reports their ends; `undo`, `leaving` and `giving_back` give
-back what nobody uses, and `owed` has it until the server has answered; `worker` runs the periodic tasks. `grant` has
-the data: an attempt, and what the client knows of a lease.
+acquiring      asks, waits, gives up;  retries: one request, sent again until a reply counts, also after a cut
+waiting        the client's side of the queue in the server
+cohort         callers of one process that wait for each other;  cohorts: all of them;  turns: what such a caller does
+holding        what holders do with a lease;  book: the leases that are held;  renewal keeps them alive
+lease_ends     how a lease ends, and the report of it;  reports: calls of the user's code
+undo           takes back an attempt that nobody wants;  giving_back: the same for a lease, in the background
+leaving        releases for whose replies no `with` waits: reads these replies later
+owed           what is given back, until the server has answered
+worker         runs the periodic tasks;  people: the points at which `_people` listens
+grant          the data: an attempt, and what the client knows of a lease
 """
