@@ -170,7 +170,7 @@ function forget() {
   const now = new Set([...parts.tables.values()].flatMap((each) => each.rows));
   for (const kept of standing) {
     if (now.has(kept)) continue;
-    kept.element = kept.cells = kept.link = kept.use = kept.heldAge = kept.shown = null;
+    kept.element = kept.cells = kept.link = kept.kind = kept.use = kept.heldAge = kept.shown = null;
     kept.changed = true;
   }
   standing = now;
