@@ -267,7 +267,7 @@ async def test_a_server_is_replaced_without_a_pause_as_the_page_says(mode, serve
                 await asyncio.sleep(0.01)
 
         working = asyncio.create_task(work())
-        assert start == "redis-server new.conf --port 6380 --replicaof 127.0.0.1 6379"
+        assert start == "redis-server new.conf --port 6380 --replicaof 127.0.0.1 6379 --daemonize yes"
         with redis.Redis.from_url(new.url) as plain:
             plain.replicaof("127.0.0.1", old.port)
         script = "\n".join(commands)
