@@ -2,7 +2,7 @@
 
 app.conf.interlock_url = "redis://localhost:6379/0"
 
-@app.task(bind=True)
+@app.task(bind=True, max_retries=None)
 @locked("pay:{user_id}", busy="retry")
 def pay(self, user_id): ...
 
