@@ -1,4 +1,4 @@
-"""The flash sale again and again on a server of its own, beside the live page: `scripts/demo --page`.
+"""The flash sale again and again on a server of its own, beside the live page.
 
 python -m interlock.cli.demo.with_page [OPTIONS of `interlock demo`]
 """
