@@ -3,17 +3,21 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import sqlite3
 from typing import Annotated
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.security import HTTPBasic
 
-from interlock.contrib.fastapi import Lease, answers, interlocked, leading, locked, responses
+from interlock.contrib import web
+from interlock.contrib.fastapi import Interlock, Lease, answers, interlocked, leading, locked, responses
 
 LOCKS = os.environ.get(
     "INTERLOCK_URL", "embedded://"
 )  # embedded: a Valkey of your own, for all processes of yours here
 STOCK = os.environ.get("SHOP_STOCK", "stock.db")
+ADMIN = os.environ.get("SHOP_ADMIN", "")  # "name:password" of the person who may look at /locks/; without it, nobody
 
 
 def query(sql: str, *values: object) -> list[tuple[int]]:
@@ -35,11 +39,24 @@ async def take_deliveries(lease: Lease) -> None:
         await asyncio.sleep(1)
 
 
+login = HTTPBasic()
+
+
+async def admin(request: Request) -> str:
+    """Who asks for the page of the locks. 401 for everybody but the admin, whereupon a browser asks for a password."""
+    person = await login(request)
+    if person and ADMIN and secrets.compare_digest(f"{person.username}:{person.password}".encode(), ADMIN.encode()):
+        return person.username
+    raise HTTPException(401, headers={"WWW-Authenticate": "Basic"})
+
+
+locks = Interlock(LOCKS)
 app = FastAPI(
-    lifespan=interlocked(LOCKS, leading(take_deliveries, name="shop:deliveries", ttl=5)),
+    lifespan=interlocked(locks, leading(take_deliveries, name="shop:deliveries", ttl=5)),
     exception_handlers=answers(),
     responses=responses(),
 )
+app.mount("/locks", web.app(locks, authorize=admin))
 
 
 @app.get("/stock/{item}")

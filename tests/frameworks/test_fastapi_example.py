@@ -3,12 +3,14 @@
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import httpx
 import pytest
 
 from harness.modes import wait_until
+from interlock import Interlock
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -18,14 +20,26 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/frameworks/fastapi.md"
 
 
-def test_the_shop_sells_what_it_has_and_no_more(start, server, tmp_path):
-    shop = start(
-        "-m", "uvicorn", "shop:app", "--workers", "2", "--port", "0", cwd=ROOT / "examples/fastapi",
-        env={"INTERLOCK_URL": server.url, "SHOP_STOCK": str(tmp_path / "stock.db")},
-    )  # fmt: skip
-    url = shop.says(r"running on (http://127.0.0.1:\d+)")[0].split()[-1]
-    shop.says("Application startup complete", times=2)
-    with ThreadPoolExecutor(8) as pool, httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False) as http:
+@pytest.fixture
+def open_shop(start, server, tmp_path):
+    """Start the example: `open_shop(SHOP_ADMIN=...)` returns its process, and a client of it."""
+
+    def opened(**env):
+        shop = start(
+            "-m", "uvicorn", "shop:app", "--workers", "2", "--timeout-graceful-shutdown", "5", "--port", "0",
+            cwd=ROOT / "examples/fastapi",
+            env={"INTERLOCK_URL": server.url, "SHOP_STOCK": str(tmp_path / "stock.db"), "SHOP_ADMIN": "", **env},
+        )  # fmt: skip
+        url = shop.says(r"running on (http://127.0.0.1:\d+)")[0].split()[-1]
+        shop.says("Application startup complete", times=2)
+        return shop, httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False)
+
+    return opened
+
+
+def test_the_shop_sells_what_it_has_and_no_more(open_shop):
+    shop, client = open_shop()
+    with ThreadPoolExecutor(8) as pool, client as http:
         wait_until(lambda: http.get("/stock/apples").json() == 10)
         answers = [*pool.map(http.post, ["/orders/apples", "/orders/pears"] * 12)]
         assert [http.get(f"/stock/{item}").json() for item in ("apples", "pears")] == [0, 0]
@@ -35,6 +49,32 @@ def test_the_shop_sells_what_it_has_and_no_more(start, server, tmp_path):
         assert [each.status_code for each in of_item].count(409) == 2
     shop.end()
     assert "Traceback" not in shop.output
+
+
+PATHS = ["/locks/", "/locks/feed", "/locks/processes", "/locks/static/main.js"]
+
+
+def test_the_page_of_the_locks_is_for_the_admin_alone(open_shop, server):
+    shop, client = open_shop(SHOP_ADMIN="ann:to:the:till")
+    with client as http, Interlock(server.url) as locks, locks.lock("stock:plums"):
+        for login in (None, ("ann", ""), ("ann", "to"), ("bob", "to:the:till"), ("", "")):
+            for path in PATHS:
+                answer = http.get(path, auth=login)
+                assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Basic"), (login, path)
+                assert "plums" not in answer.text
+        http.auth = ("ann", "to:the:till")
+        assert [http.get(path).status_code for path in PATHS] == [200] * len(PATHS)
+        with http.stream("GET", "/locks/feed", headers={"Accept": "text/event-stream"}) as viewer:
+            assert any('"stock:plums"' in line for line in islice(viewer.iter_lines(), 200))
+            shop.end(within=60)  # although somebody looks
+    shop.says("Application shutdown complete", times=2)
+
+
+def test_without_an_admin_nobody_sees_the_page(open_shop):
+    _, client = open_shop()
+    with client as http:
+        for login in (None, ("", ""), ("admin", "admin")):
+            assert [http.get(path, auth=login).status_code for path in PATHS] == [401] * len(PATHS)
 
 
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
