@@ -23,7 +23,10 @@ import interlock.aio
 DIRECTORY, URL = Path(sys.argv[1]), sys.argv[2]
 COMMAND = DIRECTORY / "bin" / "interlock"
 # Modules that need a library which no extra brings, or an extra.
-OPTIONAL = {"typer", "rich", "sqlalchemy", "pytest", "opentelemetry", "starlette", "django"}
+OPTIONAL = {
+    "typer", "rich", "sqlalchemy", "pytest", "opentelemetry", "starlette", "uvicorn", "fastapi", "django", "celery",
+    "apscheduler", "dramatiq", "rq", "asgiref",
+}  # fmt: skip
 
 
 def lock_on(url: str) -> None:
