@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,14 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True, scope="module")
 def what_stays_for_the_run_is_frozen():
-    """Freeze what earlier modules have left for good: fixtures of the session, and modules that were imported late."""
-    gc.collect()
+    """Freeze what earlier modules have left for good: fixtures of the session, and modules that were imported late.
+
+    A socket that an earlier module left open is no fault of the test that comes first here. Each test looks for what it
+    has left itself (`Residue.none`).
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
     gc.freeze()
 
 
