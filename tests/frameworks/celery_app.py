@@ -115,6 +115,11 @@ def pay_or_say(user_id):
 
 
 @task()
+def pause():
+    """What a test lets run before the next one of a chain."""
+
+
+@task()
 def told(result):
     return ["told", result]
 
@@ -139,6 +144,8 @@ def report(self, day, seconds=0.0, ends="well"):
         raise Reject("as wanted", requeue=False)
     if ends == "retried" and self.request.retries < 2:
         raise self.retry(countdown=1)
+    if ends == "retried once" and not self.request.retries:
+        raise self.retry(countdown=0)
     return day
 
 

@@ -220,6 +220,37 @@ def test_a_task_that_was_not_sent_keeps_nobody_back(node, monkeypatch):
         broken.app.close()
 
 
+def test_a_retry_and_the_next_of_a_chain_are_sent_though_the_server_of_the_locks_is_away(node, tmp_path, monkeypatch):
+    with node, Node() as locks:
+        shop = project(monkeypatch, node, LOCKS=locks.url)
+        with worker(node, tmp_path, "-c", "1", env={"LOCKS": locks.url}) as one:
+            shop.witness.set("hold", 1)
+            retried = shop.report.delay("monday", -1, "retried once")
+            chained = chain(shop.pause.s(), shop.report.si("sunday")).apply_async()
+            began(shop)
+            locks.kill()
+            shop.witness.delete("hold")
+            assert retried.get(timeout=LONG) == "monday"
+            assert chained.get(timeout=LONG) == "sunday"
+            one.says("is queued without a claim, since its message must not be lost", times=2)
+        assert shop.witness.lrange("reports:monday", 0, -1) == [retried.id] * 2
+        locks_of(shop.app).close()
+        shop.witness.close()
+        shop.app.close()
+
+
+def test_a_retry_whose_claim_has_run_out_and_belongs_to_another_one_does_its_work(shop, node, tmp_path):
+    with worker(node, tmp_path, "-c", "1"):
+        shop.witness.set("hold", 1)
+        first = shop.report.delay("monday", -1, "retried once")
+        began(shop)
+        assert shop.report.forget("monday")  # as if its time were over
+        second = shop.report.apply_async(("monday",), countdown=25)
+        shop.witness.delete("hold")
+        assert first.get(timeout=LONG) == "monday"
+        assert shop.report.delay("monday") == second
+
+
 QUEUE_ONE = "from frameworks.celery_app import report; print('sent', report.delay('monday').id)"
 
 

@@ -12,7 +12,8 @@ that. No crash leaves a claim without a message, for which others would wait in 
 the claim ends it. (c) A call whose task somebody waits for by an id that is already known (a chain, group or chord),
 or for which callbacks wait, is sent also if it is a second one; its task does nothing, and its result says so. Else a
 chord would wait for ever. (d) The claim decides what is queued, never what runs: a task runs also if nobody knows its
-claim.
+claim. (e) A retry, and a call as in (c), is sent without a claim if no server of the locks answers: its worker would
+lose it. A retry is never a second one, also if its claim has run out and belongs to another task: it has work to end.
 """
 
 # Celery has no types.
@@ -32,7 +33,7 @@ from celery.exceptions import Reject, Retry, TimeLimitExceeded, WorkerLostError
 
 from interlock._protocol.names import MIN_TTL, duration, keys_of
 from interlock.contrib._names import CallNames
-from interlock.errors import ConfigError, LeaseLost, LockError, Unavailable
+from interlock.errors import ConfigError, LockError
 from interlock.primitives.once import MAX_AT_MOST, Skipped
 
 from .settings import checks, locks_of
@@ -136,29 +137,46 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
     ) -> Any:
         """Queue the task, unless one of this name is queued or runs: then return that one's AsyncResult.
 
-        Raises ConfigError, Unavailable, AcquireTimeout, and what Celery raises; then nothing keeps the next call from
-        queueing the task.
+        Raises ConfigError, Unavailable, AcquireTimeout, LeaseLost (this process stood still inside of the claim's
+        lock), and what Celery raises; then nothing keeps the next call from queueing the task. A retry, and a call
+        for which others wait (rule c), raises none of these but ConfigError, and is sent without a claim.
         """
         if self.app.conf.task_always_eager:  # it runs at once, in this thread
             return super().apply_async(args, kwargs, task_id=task_id, **options)
         name = self._name_of(args, kwargs)
         self._check_delay(options)
         claim, headers = self._claim(name), {**(options.pop("headers", None) or {}), NAME: name}
-        is_followed = task_id is not None or any(options.get(each) for each in FOLLOWED)
+        is_retry = bool(options.get("retries"))
+        is_followed = is_retry or task_id is not None or any(options.get(each) for each in FOLLOWED)
+
+        def send() -> Any:
+            return super(Unique, self).apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
+
         result: Any = None
+        is_sent = True
         try:
             with claim.held() as (lease, owner):
-                if owner is not None and owner != task_id:
-                    if not is_followed:
-                        return self.AsyncResult(owner)
-                    headers[DUPLICATE] = owner
-                result = super().apply_async(args, kwargs, task_id=task_id, headers=headers, **options)
-                if DUPLICATE not in headers:
+                if owner is None or owner == task_id:
+                    result = send()
                     claim.write(lease, result.id, self._at_most)
-        except (LeaseLost, Unavailable) as error:
-            if result is None:
+                elif not is_followed:
+                    result, is_sent = self.AsyncResult(owner), False
+                else:
+                    if not is_retry:
+                        headers[DUPLICATE] = owner
+                    result = send()
+        except LockError as error:
+            if result is not None:
+                if is_sent:
+                    logger.warning(
+                        "%s[%s] is queued, and another one may be queued beside it: %s", self.name, result.id, error
+                    )
+            elif not is_followed or isinstance(error, ConfigError):
                 raise
-            logger.warning("%s[%s] is queued, and another one may be queued beside it: %s", self.name, result.id, error)
+            else:
+                logger.warning("%s is queued without a claim, since its message must not be lost: %s", self.name, error)
+                headers.pop(DUPLICATE, None)
+                result = send()
         return result
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
