@@ -194,6 +194,41 @@ def test_an_entry_that_can_not_be_sent_is_tried_again_and_holds_no_other_back(cl
     assert counted(client, "bad") == 7
 
 
+def test_an_entry_that_a_killed_beat_has_not_sent_is_sent_by_it_at_its_next_start(client, node, tmp_path):
+    """Celery has written into the schedule file that it was sent: the note of the locks' server knows better."""
+    settings = json.loads(conf("at_least_once", job=3600.0))
+    settings["beat_sync_every"] = 1
+    bad = json.loads(json.dumps(settings))
+    bad["beat_schedule"]["job"]["options"] = {"serializer": "unknown"}
+    client.witness.hset(NOTES, "job", f"7 {(datetime.now(UTC) - timedelta(days=1)).isoformat()}")
+    with beat(node, tmp_path, "a", {"CONF": json.dumps(bad)}) as one:
+        one.says("Couldn't apply scheduled task job")
+    with beat(node, tmp_path, "a", {"CONF": json.dumps(settings)}) as again:
+        again.says(LEADS, times=2)  # the log is the same file
+        again.says("Sending due task job", times=2)
+        wait_until(lambda: counted(client, "job") == 8)
+        assert sent(client, "job").total() == 1
+
+
+@pytest.mark.parametrize("due", ["at_most_once", "at_least_once"])
+def test_a_beat_that_is_ended_while_the_broker_hangs_ends(client, node, tmp_path, due):
+    day, soon = timedelta(days=1), timedelta(seconds=3600 - 15)
+    client.witness.hset(NOTES, "first", f"7 {(datetime.now(UTC) - day).isoformat()}")
+    client.witness.hset(NOTES, "job", f"7 {(datetime.now(UTC) - soon).isoformat()}")
+    with Proxy(node.socket) as proxy:
+        settings = {**json.loads(conf(due, first=3600.0, job=3600.0)), "broker_url": f"redis+socket://{proxy.path}"}
+        with beat(node, tmp_path, "a", {"CONF": json.dumps(settings)}) as one:
+            wait_until(lambda: sent(client, "first").total() == 1)
+            proxy.hold = True
+            assert not sent(client, "job")
+            one.says("Sending due task job", within=LONG)
+            wait_until(lambda: counted(client, "job") == 7 + (due == "at_most_once"))
+            assert one.end() == 0
+            assert "Error" not in one.output
+            assert client.locks.election("beat:shop").leader() is None  # it has given up the lead
+            assert counted(client, "job") == 7 + (due == "at_most_once")
+
+
 # In this process
 
 

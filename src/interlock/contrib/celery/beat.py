@@ -128,12 +128,15 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
             noted = dict(zip(words[::2], words[1::2], strict=True))
             for name, entry in self.schedule.items():
                 if name in noted:
-                    _go_on(entry, noted[name])
+                    _go_on(entry, noted[name], may_be_newer=self._due == "at_most_once" or name in self._owed)
                 else:  # so that the next beat knows since when this entry waits for its first run
                     self._note(lease, name, entry.total_run_count, entry.last_run_at)
         except BaseException:
             lease.release()
             raise
+        self._owed = {
+            name: run for name, run in self._owed.items() if name in self.schedule and _run(self.schedule[name]) == run
+        }
         self._heap = None  # the next tick makes it, of what the notes say
         self._lease, self._is_away = lease, False
         logger.info("beat: this one sends the tasks from now on, term %s", lease.term)
@@ -142,7 +145,6 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
         """Send nothing from now on, until this beat leads again."""
         if self._lease is not None:
             self._lease = None
-            self._owed.clear()
             logger.warning("beat: this one sends nothing any more: %s", error)
 
     # Notes
@@ -208,8 +210,7 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
             self._undo_reserve()
             raise
         if self._due == "at_least_once":
-            sent = self.schedule[entry.name]
-            self._owed[entry.name] = sent.total_run_count, sent.last_run_at
+            self._owed[entry.name] = _run(self.schedule[entry.name])
             self._leads()  # notes it
         return result
 
@@ -227,10 +228,12 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
 
     def close(self) -> None:
         """Give up the lead, so that another beat takes over at once."""
+        if self._ticks:  # a handler of a signal calls this, raises SystemExit, and then the service calls it again
+            return
         try:
             super().close()
         finally:
-            if self._lease is not None and not self._ticks:  # else a handler calls this, and the service does so again
+            if self._lease is not None:
                 lease, self._lease = self._lease, None
                 try:
                     self._note_owed(lease)
@@ -239,11 +242,20 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
                     logger.warning("beat: another one takes over when the lease has run out: %s", error)
 
 
-def _go_on(entry: Any, note: str) -> None:
-    """Go on with the note of this entry, unless this beat has sent it later than the note says."""
+def _run(entry: Any) -> tuple[int, datetime]:
+    """The last run of this entry: its count and its time."""
+    return entry.total_run_count, entry.last_run_at
+
+
+def _go_on(entry: Any, note: str, *, may_be_newer: bool) -> None:
+    """Go on with the note of this entry, unless this beat has sent it later than the note says.
+
+    At least once, only what this process has sent can be newer: Celery writes into its file that an entry was sent
+    before it knows so.
+    """
     count, _, moment = note.partition(" ")
     mine: datetime = entry.last_run_at
     sent = datetime.fromisoformat(moment).astimezone(mine.tzinfo)
     sent = sent if mine.tzinfo is not None else sent.replace(tzinfo=None)
-    if not entry.total_run_count or sent > mine:
+    if not may_be_newer or not entry.total_run_count or sent > mine:
         entry.last_run_at, entry.total_run_count = sent, int(count)
