@@ -15,7 +15,7 @@ import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import SoftTimeLimitExceeded, TaskRevokedError, TimeLimitExceeded
 
-from frameworks.celery_worker import LONG, client_of, lives_of, worker
+from frameworks.celery_worker import LONG, client_of, lives_of, project, worker
 from harness.modes import wait_until
 from harness.servers import Node
 from interlock import AcquireTimeout, ConfigError, Interlock, LeaseLost, NotHeld
@@ -213,6 +213,23 @@ def test_a_busy_task_is_skipped_raises_or_returns_a_value(tasks):
         waits = tasks.send("pay_after_a_wait", 1)
         wait_until(lambda: tasks.locks.lock("pay:1").inspect().waiters)
     assert waits.get(timeout=LONG) == 1
+
+
+def test_no_work_is_skipped_in_the_quarantine_after_a_restart_of_the_locks_server(node, monkeypatch):
+    with node, Node() as locks:
+        shop = project(monkeypatch, node, LOCKS=locks.url, CONF='{"task_always_eager": true}')
+        monkeypatch.setattr(shop.app.conf, "interlock_options", {"max_ttl": 20})
+        with locks_of(shop.app).lock("pay:1", ttl=2):
+            assert is_skipped(shop.pay_or_skip.delay(1).get())
+        locks.kill()
+        locks.restart()
+        for task in (shop.pay_or_skip, shop.pay_or_minus_one, shop.pay_or_say):
+            with pytest.raises(AcquireTimeout) as error:
+                task.delay(1).get()
+            assert error.value.quarantined
+        locks_of(shop.app).close()
+        shop.witness.close()
+        shop.app.close()
 
 
 @shared

@@ -23,6 +23,7 @@ from rq.registry import StartedJobRegistry
 from harness.commands import Command
 from harness.modes import wait_until
 from harness.processes import lives
+from harness.servers import Node
 from interlock import AcquireTimeout, ConfigError, Interlock, NotHeld
 from interlock.contrib.rq import current_lease, is_skipped, locked
 
@@ -230,6 +231,19 @@ def test_outside_of_a_worker_a_call_needs_locks(locks):
         locked("pay:{user_id}")(function)(7)
     with pytest.raises(NotHeld):
         current_lease()
+
+
+def test_no_work_is_skipped_in_the_quarantine_after_a_restart_of_the_locks_server():
+    with Node() as server, Interlock(server.url, max_ttl=20) as locks:
+        later = Retry(max=1)
+        skips, retries = (locked("a", busy=busy, locks=locks)(print) for busy in ("skip", later))
+        with locks.lock("a", ttl=2):
+            assert is_skipped(skips())
+        server.kill()
+        server.restart()
+        with pytest.raises(AcquireTimeout):
+            skips()
+        assert retries() is later
 
 
 def test_what_does_not_fit_is_refused_where_it_stands():

@@ -70,7 +70,7 @@ def locked(
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         wait = timeout if timeout is not None else WAIT if isinstance(busy, str) and busy == "retry" else 0.0
-        lock = TaskLock(name, function, busy=busy, timeout=wait, options=options)
+        lock = TaskLock(name, function, busy=busy, timeout=wait, options=options, again=Retry)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             job = get_current_job()
