@@ -249,6 +249,45 @@ def test_a_wrong_setting_is_an_error_at_the_start(monkeypatch, tmp_path, setting
         Beat(app=app, schedule_filename=str(tmp_path / "schedule"))
 
 
+@pytest.mark.parametrize("due", ["at_most_once", "at_least_once"])
+def test_a_beat_that_takes_over_after_the_locks_server_has_lost_its_notes(node, tmp_path, caplog, due):
+    """Its own file is old. At most once: it does not send what was due while another beat led."""
+    with node:
+        beats = []
+        for name in ("a", "b"):
+            app = Celery("shop", set_as_current=False)
+            app.conf.update(interlock_url=node.url, interlock_options={"max_ttl": 2}, interlock_beat_ttl=2)
+            app.conf.update(beat_schedule={"job": {"task": "x", "schedule": 3600.0}}, interlock_beat_due=due)
+            beats.append(Beat(app=app, schedule_filename=str(tmp_path / name)))
+        one, other = beats
+        old = other.schedule["job"]
+        old.last_run_at, old.total_run_count = old.last_run_at - timedelta(days=20), 5
+        assert one._leads()
+        assert not other._leads()
+        node.kill()
+        node.restart()
+        wait_until(other._leads)
+        assert "has restarted without its notes" in caplog.text
+        assert other.is_due(other.schedule["job"])[0] == (due == "at_least_once")
+        for each in beats:
+            each.close()
+            locks_of(each.app).close()
+
+
+def test_the_note_of_an_entry_that_is_gone_is_deleted_after_a_day(client, node, tmp_path):
+    now = datetime.now(UTC)
+    client.witness.hset(NOTES, "gone", f"7 {(now - timedelta(days=2)).isoformat()}")
+    client.witness.hset(NOTES, "new", f"7 {(now - timedelta(hours=2)).isoformat()}")
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(interlock_url=node.url, beat_schedule={"job": {"task": "x", "schedule": 3600.0}})
+    one = Beat(app=app, schedule_filename=str(tmp_path / "schedule"))
+    assert one._leads()
+    assert {"job", "new"} <= client.witness.hgetall(NOTES).keys()
+    assert not client.witness.hexists(NOTES, "gone")
+    one.close()
+    locks_of(app).close()
+
+
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kathmandu", None])
 def test_a_beat_goes_on_with_the_notes_of_another_one_in_whatever_time_zone(node, tmp_path, zone):
     """Also the notes of an entry that has never run: since when it waits. An entry that is gone is no error."""

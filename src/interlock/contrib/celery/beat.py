@@ -10,7 +10,8 @@ Rules. (a) No lease, no ticks. A beat asks for its lease before it looks at an e
 (b) At most once: a beat notes the entry before it sends it. If it dies in between, nobody sends that one. (c) At least
 once: a beat notes the entry after it has sent it. If it dies in between, the next one sends it again; an entry that
 was not sent is due again. (d) A run is behind a beat only when its note is in the server: what was not answered is
-noted again.
+noted again. (e) If the server has lost its notes while another beat led, a beat goes on, at most once, from the moment
+at which it saw that one lead last; at least once, from its own file.
 """
 
 # Celery has no types.
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from celery.beat import PersistentScheduler, event_t
@@ -40,6 +41,7 @@ DUE: Final = ("at_most_once", "at_least_once")
 TTL: Final = 10.0  # seconds until another beat takes over from one that has died, by default
 RETRY: Final = 3.0  # seconds until a beat tries again to send what must be sent
 TURN: Final = 1.0  # seconds that a beat without the lead waits for it in one tick
+FORGOTTEN: Final = timedelta(days=1)  # how old the note of an entry is that the schedule does not have any more
 KEPT: Final = 366 * 86_400  # seconds for which the server keeps the notes: longer than a year's entry waits
 
 
@@ -63,6 +65,8 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
     """The entry that is being sent, as it was before this run was counted."""
     _unsent: Any = None
     """The entry that could not be sent in this tick, and must be."""
+    _other_led: datetime | None = None
+    """When this process saw last that another beat leads."""
     _is_away = False  # whether the log has that no server answers
     _ticks = False  # whether a signal that arrives now interrupts a tick
 
@@ -105,8 +109,10 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
             else:
                 self._lease.ensure()
                 self._note_owed(self._lease)
-        except AcquireTimeout:
+        except AcquireTimeout as error:
             self._is_away = False
+            if not error.quarantined:
+                self._other_led = datetime.now(UTC)
         except LeaseLost as error:
             self._stand_down(error)
         except Unavailable as error:
@@ -126,7 +132,21 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
             notes = lease.execute("HGETALL", self._key, keys=[self._key])
             words = [word.decode() for word in notes if isinstance(word, bytes)] if isinstance(notes, list) else []
             noted = dict(zip(words[::2], words[1::2], strict=True))
+            led = self._other_led if self.schedule and not noted else None
+            if led is not None:
+                logger.warning(
+                    "beat: the server of the locks has restarted without its notes, so this beat goes on with its own "
+                    "schedule file, %s",
+                    f"but sends nothing that was due before {led:%Y-%m-%d %H:%M:%S} UTC"
+                    if self._due == "at_most_once"
+                    else "and may send again what another one has sent",
+                )
+            for name in noted.keys() - self.schedule.keys():
+                if datetime.now(UTC) - _moment(noted[name]) > FORGOTTEN:  # else another beat may have a newer schedule
+                    lease.execute("HDEL", self._key, name, keys=[self._key])
             for name, entry in self.schedule.items():
+                if led is not None and self._due == "at_most_once":
+                    _go_on(entry, f"{entry.total_run_count} {led.isoformat()}", may_be_newer=True)
                 if name in noted:
                     _go_on(entry, noted[name], may_be_newer=self._due == "at_most_once" or name in self._owed)
                 else:  # so that the next beat knows since when this entry waits for its first run
@@ -247,15 +267,18 @@ def _run(entry: Any) -> tuple[int, datetime]:
     return entry.total_run_count, entry.last_run_at
 
 
+def _moment(note: str) -> datetime:
+    return datetime.fromisoformat(note.partition(" ")[2])
+
+
 def _go_on(entry: Any, note: str, *, may_be_newer: bool) -> None:
     """Go on with the note of this entry, unless this beat has sent it later than the note says.
 
     At least once, only what this process has sent can be newer: Celery writes into its file that an entry was sent
     before it knows so.
     """
-    count, _, moment = note.partition(" ")
     mine: datetime = entry.last_run_at
-    sent = datetime.fromisoformat(moment).astimezone(mine.tzinfo)
+    sent = _moment(note).astimezone(mine.tzinfo)
     sent = sent if mine.tzinfo is not None else sent.replace(tzinfo=None)
     if not may_be_newer or not entry.total_run_count or sent > mine:
-        entry.last_run_at, entry.total_run_count = sent, int(count)
+        entry.last_run_at, entry.total_run_count = sent, int(note.split()[0])
