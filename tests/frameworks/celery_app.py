@@ -149,6 +149,22 @@ def report(self, day, seconds=0.0, ends="well"):
     return day
 
 
+@task(base=Unique, unique="parts:{day}", at_most=30)
+def parts(day, depth=1):
+    """Calls itself as a function, and then runs on."""
+    if depth:
+        parts(day, depth - 1)
+        witness.rpush(f"parts:{day}", parts.request.id)
+        while witness.exists("hold"):
+            time.sleep(0.01)
+    return depth
+
+
+@task(base=Unique, unique="slow:{day}", at_most=30, acks_on_failure_or_timeout=False)
+def slow(day):
+    return day
+
+
 @task(base=Unique, unique="brief:{day}", at_most=2)
 def brief(day, seconds=0.0):
     time.sleep(seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError, TimeLimitExceeded
+from celery.signals import task_failure
 from kombu.exceptions import OperationalError
 
 from frameworks.celery_worker import LONG, project, worker
@@ -18,6 +20,7 @@ from harness.modes import wait_until
 from harness.servers import Node
 from interlock import ConfigError, Interlock, Unavailable
 from interlock.contrib.celery import Unique, is_skipped, locks_of
+from interlock.contrib.celery.unique import Claim
 
 
 @pytest.fixture
@@ -117,6 +120,39 @@ def test_a_task_that_is_retried_or_redelivered_stays_the_first(shop, node, tmp_p
         shop.witness.delete("hold")
         assert killed.get(timeout=LONG) == "friday"
         assert shop.report.delay("friday").id != killed.id
+
+
+def test_a_task_that_calls_itself_as_a_function_keeps_its_claim(shop, node, tmp_path):
+    with worker(node, tmp_path, "-c", "1"):
+        shop.witness.set("hold", 1)
+        first = shop.parts.delay("monday")
+        wait_until(lambda: shop.witness.llen("parts:monday"))
+        assert shop.parts.delay("monday") == first
+        shop.witness.delete("hold")
+        assert first.get(timeout=LONG) == 1
+
+
+def test_a_task_whose_message_is_requeued_after_its_time_limit_keeps_its_claim(shop):
+    """Celery's worker says that it has failed, and runs it again."""
+    for task, is_kept in ((shop.slow, True), (shop.report, False)):
+        first = task.delay("monday")
+        limit = TimeLimitExceeded(1)
+        task_failure.send(sender=task, task_id=first.id, exception=limit, args=("monday",), kwargs={})
+        assert (task.delay("monday") == first) is is_kept
+
+
+def test_a_found_first_one_is_returned_though_the_lock_of_its_claim_is_lost(shop, node, monkeypatch):
+    first = shop.report.delay("monday")
+    held = Claim.held
+
+    @contextlib.contextmanager
+    def revoked(claim):
+        with held(claim) as found, Interlock(node.tcp_url, max_ttl=3) as locks:
+            assert locks.lock("unique:report:monday").revoke("as wanted", force=True)
+            yield found
+
+    monkeypatch.setattr(Claim, "held", revoked)
+    assert shop.report.delay("monday") == first
 
 
 def test_a_waiting_task_that_is_revoked_or_expires_ends_its_claim_when_its_worker_drops_it(shop, node, tmp_path):

@@ -281,4 +281,4 @@ def _go_on(entry: Any, note: str, *, may_be_newer: bool) -> None:
     sent = _moment(note).astimezone(mine.tzinfo)
     sent = sent if mine.tzinfo is not None else sent.replace(tzinfo=None)
     if not may_be_newer or not entry.total_run_count or sent > mine:
-        entry.last_run_at, entry.total_run_count = sent, int(note.split()[0])
+        entry.last_run_at, entry.total_run_count = sent, int(note.split(maxsplit=1)[0])

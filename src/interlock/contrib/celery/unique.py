@@ -49,6 +49,7 @@ TIMEOUT: Final = 5.0  # seconds that a caller waits for that lock: longer than T
 TIMEOUT_OF_WORKER: Final = 1.0  # seconds of the process that gives tasks to a pool: it must not stand still
 NAME: Final = "interlock_unique"  # the header that says which claim a task has
 DUPLICATE: Final = "interlock_duplicate_of"  # the header that says which task is queued or runs already
+INSIDE: Final = "interlock_inside"  # the attribute of the request of a task that runs with its claim
 FOLLOWED: Final = ("link", "link_error", "chain", "chord", "group_id")  # options of a call for which others wait
 
 
@@ -182,7 +183,7 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the task; in a worker, keep its claim until its end."""
         request = self.request
-        if request.called_directly:
+        if request.called_directly or request.get(INSIDE):  # the second: the running task calls itself as a function
             return super().__call__(*args, **kwargs)
         name, first = request.get(NAME), request.get(DUPLICATE)
         if first is not None:
@@ -190,6 +191,7 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
         if name is None or request.is_eager:  # it was queued by its name, by app.send_task()
             return self.run(*args, **kwargs)
         may = "may be queued once more while it runs"
+        setattr(request, INSIDE, True)
         self._in_worker(name, may, lambda claim: claim.begin(request.id, self._at_most))
         try:
             result = self.run(*args, **kwargs)
@@ -262,5 +264,15 @@ def end_of_revoked(sender: Any, request: Any, **_: object) -> None:
 @signals.task_failure.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def end_of_killed(sender: Any, task_id: str, exception: object, args: Any, kwargs: Any, **_: object) -> None:
     """End the claim of a task whose process has died, if the task is not run again: its worker learns of that."""
-    if isinstance(sender, Unique) and isinstance(exception, TimeLimitExceeded | WorkerLostError):
+    if not isinstance(sender, Unique):
+        return
+    is_late = isinstance(exception, TimeLimitExceeded)
+    if is_late and sender.acks_late and not _acks_on_timeout(sender):  # the broker has its message again
+        return
+    if is_late or isinstance(exception, WorkerLostError):
         sender._end(sender._name_of(args, kwargs), task_id, TIMEOUT_OF_WORKER)
+
+
+def _acks_on_timeout(task: Any) -> bool:
+    found = getattr(task, "acks_on_timeout", None)  # older Celery: only the other one
+    return bool(task.acks_on_failure_or_timeout if found is None else found)
