@@ -17,7 +17,7 @@ import pytest
 import redis
 from rq import Queue, Retry
 from rq.command import send_stop_job_command
-from rq.job import JobStatus
+from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 
 from harness.commands import Command
@@ -67,7 +67,7 @@ def endless():
     while True:
         time.sleep(0.01)
 
-@locked("busy", timeout=0.2)
+@locked("busy", timeout=1)
 def goes_round():
     db().incr("users:ends")
 
@@ -82,6 +82,15 @@ def raises():
 @locked("busy", busy=Retry(max=2))
 def twice():
     raise AssertionError
+
+@locked("{name}", timeout=1)
+def calls(name, inner):
+    calls("busy", "") if inner == "calls" else globals()[inner]()
+    db().incr("users:went on")
+
+def calls_bare(inner):
+    globals()[inner]()
+    db().incr("users:went on")
 """
 
 
@@ -216,6 +225,26 @@ def test_what_a_busy_lock_does(bank, queue, db, worker, locks):
     assert running.end() == 0
 
 
+@pytest.mark.parametrize(
+    ("outer", "args"),
+    [
+        ("calls", ("free", "goes_round")),
+        ("calls", ("free", "twice")),
+        ("calls", ("free", "calls")),
+        ("calls_bare", ("goes_round",)),
+    ],
+)
+def test_a_call_inside_of_a_job_whose_lock_is_busy_raises_there(bank, queue, db, worker, locks, outer, args):
+    """A Retry that it returned would go to the job's function, not to RQ: nobody would do the work, or know."""
+    with locks.rlock("busy"):
+        job = queue.enqueue(getattr(bank, outer), *args)
+        worker("--burst")
+        wait_until(lambda: job.get_status() in {JobStatus.FAILED, JobStatus.FINISHED}, 60)
+    assert job.get_status() == JobStatus.FAILED
+    assert "AcquireTimeout" in job.latest_result().exc_string
+    assert number(db, "went on") == 0
+
+
 # Outside of a worker, and bad input
 
 
@@ -226,14 +255,14 @@ def function(user_id):
 def test_outside_of_a_worker_a_call_needs_locks(locks):
     assert locked("pay:{user_id}", locks=locks)(function)(7) == "pay:7"
     with locks.rlock("pay:7", owner="another"), pytest.raises(AcquireTimeout):
-        locked("pay:{user_id}", locks=locks, timeout=0)(function)(7)
+        locked("pay:{user_id}", locks=locks, timeout=1)(function)(7)
     with pytest.raises(ConfigError, match=r"outside of a worker.*Give locks="):
         locked("pay:{user_id}")(function)(7)
     with pytest.raises(NotHeld):
         current_lease()
 
 
-def test_no_work_is_skipped_in_the_quarantine_after_a_restart_of_the_locks_server():
+def test_no_work_is_skipped_in_the_quarantine_after_a_restart_of_the_locks_server(db, monkeypatch):
     with Node() as server, Interlock(server.url, max_ttl=20) as locks:
         later = Retry(max=1)
         skips, retries = (locked("a", busy=busy, locks=locks)(print) for busy in ("skip", later))
@@ -243,7 +272,10 @@ def test_no_work_is_skipped_in_the_quarantine_after_a_restart_of_the_locks_serve
         server.restart()
         with pytest.raises(AcquireTimeout):
             skips()
-        assert retries() is later
+        with pytest.raises(AcquireTimeout):
+            retries()
+        monkeypatch.setattr(sys.modules[__name__], "retries", retries, raising=False)
+        assert Job.create(f"{__name__}.retries", connection=db).perform() is later
 
 
 def test_what_does_not_fit_is_refused_where_it_stands():
@@ -254,6 +286,8 @@ def test_what_does_not_fit_is_refused_where_it_stands():
         (lambda: locked("n:{user}")(function), "user"),
         (lambda: locked("n", busy="wait")(function), "busy must be"),
         (lambda: locked("n", nosuch=1)(function), "no option 'nosuch'"),
+        (lambda: locked("n", timeout=0)(function), "without a pause.* timeout of 1 s or more"),
+        (lambda: locked("n", timeout=-1)(function), "timeout"),
         (lambda: locked("n")(coroutine), "async"),
     ):
         with pytest.raises(ConfigError, match=said):

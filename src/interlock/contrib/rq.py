@@ -7,10 +7,12 @@ Rules. (a) The lock is taken when the job runs, not when somebody enqueues it. (
 seconds in its worker, in the lock's queue; then it goes to the end of its own queue, by a `Retry` that RQ takes for
 the job's result. That needs no scheduler, which few workers run, and a wait bounds how often a job goes round.
 (c) Work-horses end by `os._exit`, and by signals: so nothing here relies on the end of a process but the lease itself.
+(d) RQ sees what the job's own function returns, and nothing else: a call inside of a job raises instead.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -21,10 +23,10 @@ except ModuleNotFoundError as error:
         "interlock.contrib.rq needs RQ: pip install 'rq>=2.1', or '.[rq]' in a checkout of interlock", name=error.name
     ) from error
 
-from interlock.errors import ConfigError
+from interlock.errors import AcquireTimeout, ConfigError
 from interlock.threads import Interlock
 
-from ._tasks import TaskLock, current_lease, is_skipped, wrapped
+from ._tasks import TaskLock, _current, current_lease, is_skipped, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 WAIT: Final = 5.0  # seconds that a job waits in its worker before it goes to the end of its queue
+SHORTEST_WAIT: Final = 1.0  # seconds; each round costs a fork
 ROUNDS: Final = 10_000  # after which RQ counts the job as failed
 
 _of_connection: WeakKeyDictionary[object, Interlock] = WeakKeyDictionary()
@@ -64,32 +67,47 @@ def locked(
     then by default, else 0), `rq.Retry(max=..., interval=...)` (RQ's own, whose interval needs a worker
     `--with-scheduler`), "skip" (the result is a Skipped as a dict), "raise" (AcquireTimeout), another value to return,
     or a function of the Skipped. While no server answers, "retry" tries again, and everything else raises Unavailable.
+    A job calls its own function: if another call inside of a job should be tried again, it raises AcquireTimeout.
     `locks` is an Interlock, by default one on the Redis of the job; the other options are those of `Interlock.rlock`.
-    Raises ConfigError at once, if no call can have such a name.
+    Raises ConfigError at once, if no call can have such a name, or "retry" has a `timeout` below a second.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        wait = timeout if timeout is not None else WAIT if isinstance(busy, str) and busy == "retry" else 0.0
-        lock = TaskLock(name, function, busy=busy, timeout=wait, options=options, again=Retry)
+        goes_round = isinstance(busy, str) and busy == "retry"
+        again = busy if isinstance(busy, Retry) else Retry(max=ROUNDS)
+        wait = timeout if timeout is not None else WAIT if goes_round else 0.0
+        lock = TaskLock(name, function, busy="retry" if again is busy else busy, timeout=wait, options=options)
+        if goes_round and wait < SHORTEST_WAIT:
+            raise ConfigError(
+                f'{lock.subject}: with busy="retry" and timeout={wait!r} a job that finds its lock busy would go round '
+                f"its queue without a pause, a fork each time, until its {ROUNDS} rounds are used up. Give a "
+                f"timeout of {SHORTEST_WAIT:g} s or more, or busy=rq.Retry(max=..., interval=...)"
+            )
 
         def call(*args: Any, **kwargs: Any) -> Any:
             job = get_current_job()
+            is_inner = _current.get() is not None
+
+            def retry(error: Exception) -> Never:
+                is_tried_again = goes_round or isinstance(error, AcquireTimeout)
+                if is_tried_again and job is not None and not is_inner and _is_own(job, function):
+                    raise _Again from error
+                raise error
+
             try:
-                return lock.call(locks or _locks_of(job, lock), args, kwargs, _again if job else _raise)
+                return lock.call(locks or _locks_of(job, lock), args, kwargs, retry)
             except _Again:
-                return Retry(max=ROUNDS)
+                return again
 
         return cast("Callable[P, R]", wrapped(function, call))
 
     return decorate
 
 
-def _again(error: Exception) -> Never:
-    raise _Again from error
-
-
-def _raise(error: Exception) -> Never:
-    raise error
+def _is_own(job: Job, function: Callable[..., object]) -> bool:
+    """Whether RQ itself called this function for this job, so that it sees what the call returns."""
+    called = cast("Callable[..., object]", job.func)
+    return inspect.unwrap(getattr(called, "__func__", called)) is inspect.unwrap(function)
 
 
 def _locks_of(job: Job | None, lock: TaskLock) -> Interlock:
