@@ -200,6 +200,22 @@ def test_without_a_server_a_message_is_tried_again(broker, node):
         locked("n")(lambda: None)()
 
 
+def test_a_worker_that_starts_again_locks_on_the_server_that_was_given(broker, node, server):
+    locks = Locks(server.url)
+    broker.middleware[-1] = locks
+    with Interlock(server.url) as there, Interlock(node.tcp_url) as at_the_broker:
+        for _ in range(2):
+            worker = dramatiq.Worker(broker, worker_threads=1)
+            worker.start()
+            locked("n")(
+                lambda: (
+                    pytest.fail("it is free there") if there.rlock("n").try_acquire() else None,
+                    at_the_broker.rlock("n").acquire(0).release(),
+                )
+            )()
+            worker.stop()
+
+
 # Bad input
 
 
@@ -211,12 +227,18 @@ def without_retries(broker):
     broker.middleware[:] = [each for each in broker.middleware if not isinstance(each, Retries)]
 
 
+def with_retries(broker, number):
+    without_retries(broker)
+    broker.add_middleware(Retries(max_retries=number))
+
+
 @pytest.mark.parametrize(
     ("prepare", "said"),
     [
         (lambda _: None, "the broker is a StubBroker, which holds no locks"),
         (without_retries, "no Retries middleware, so dramatiq would drop"),
-        (lambda broker: broker.actors["function"].options.update(max_retries=0), "max_retries is 0"),
+        (lambda broker: broker.actors["function"].options.update(max_retries=0), "max_retries is 0. Raise"),
+        (lambda broker: with_retries(broker, 0), "max_retries is 0, as the Retries middleware says"),
     ],
 )
 def test_a_worker_that_would_lose_messages_does_not_boot(prepare, said, server):

@@ -58,19 +58,19 @@ class Locks(Middleware):
     """
 
     def __init__(self, locks: Interlock | str | object | None = None) -> None:
-        self._is_own = not isinstance(locks, Interlock)
-        self._locks = locks if isinstance(locks, Interlock) else None if locks is None else Interlock(locks)
+        self._given = locks
+        self._locks = None if locks is None else _made_of(locks)
 
     def of(self, broker: Broker) -> Interlock:
         """The locks of this process. Raises ConfigError if the broker is no RedisBroker and none were given."""
         if self._locks is None:
-            client = getattr(broker, "client", None)
-            if client is None:
+            given = getattr(broker, "client", None) if self._given is None else self._given
+            if given is None:
                 raise _Refused(
                     f"Locks(): the broker is a {type(broker).__name__}, which holds no locks. Say on which Redis or "
                     "Valkey they are: Locks('redis://...')"
                 )
-            self._locks = Interlock(client)
+            self._locks = _made_of(given)
         return self._locks
 
     def before_worker_boot(self, broker: Broker, worker: Worker) -> None:  # noqa: ARG002
@@ -91,10 +91,14 @@ class Locks(Middleware):
         _of_message.set(self.of(broker))
 
     def after_worker_shutdown(self, broker: Broker, worker: Worker) -> None:  # noqa: ARG002
-        """Close the connections that this middleware has opened."""
-        if self._is_own and self._locks is not None:
+        """Close the connections that this middleware has opened. A later use opens them anew."""
+        if self._locks is not None and self._locks is not self._given:
             self._locks.close()
             self._locks = None
+
+
+def _made_of(given: object) -> Interlock:
+    return given if isinstance(given, Interlock) else Interlock(given)
 
 
 def locked(
@@ -151,13 +155,16 @@ def _locks_here(lock: TaskLock) -> Interlock:
 def _check_retries(broker: Broker, actor: dramatiq.Actor[..., object], lock: TaskLock) -> None:
     if lock._busy != "retry":
         return
-    if not any(isinstance(each, Retries) for each in broker.middleware):
+    retries = next((each for each in broker.middleware if isinstance(each, Retries)), None)
+    if retries is None:
         raise _Refused(
             f"actor {actor.actor_name!r}: {lock.subject} tries again while its lock is busy, but the broker has no "
             "Retries middleware, so dramatiq would drop the message. Add Retries(), or say busy='skip' or a timeout"
         )
-    if actor.options.get("max_retries", 1) == 0 and actor.options.get("retry_when") is None:
+    max_retries = actor.options.get("max_retries", retries.max_retries)
+    if max_retries == 0 and actor.options.get("retry_when", retries.retry_when) is None:
         raise _Refused(
-            f"actor {actor.actor_name!r}: {lock.subject} tries again while its lock is busy, but its max_retries is 0. "
-            "Raise it, or say busy='skip' or busy='raise'"
+            f"actor {actor.actor_name!r}: {lock.subject} tries again while its lock is busy, but its max_retries is 0"
+            f"{'' if 'max_retries' in actor.options else ', as the Retries middleware says'}. Raise it, or say "
+            "busy='skip' or busy='raise'"
         )
