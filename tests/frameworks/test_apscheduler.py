@@ -21,8 +21,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from apscheduler.events import EVENT_ALL, EVENT_JOB_ERROR, EVENT_JOB_EXECUTED, EVENT_JOB_MISSED, EVENT_JOB_SUBMITTED
+from apscheduler.events import (
+    EVENT_ALL,
+    EVENT_JOB_ERROR,
+    EVENT_JOB_EXECUTED,
+    EVENT_JOB_MISSED,
+    EVENT_JOB_SUBMITTED,
+    EVENT_SCHEDULER_RESUMED,
+)
 from apscheduler.executors.pool import ProcessPoolExecutor, ThreadPoolExecutor
+from apscheduler.jobstores.sqlalchemy import SQLAlchemyJobStore
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import STATE_PAUSED, STATE_RUNNING
@@ -31,7 +39,7 @@ import interlock.aio
 from harness.modes import wait_until
 from harness.processes import state_of
 from harness.servers import free_ports
-from interlock import ConfigError, Interlock, LeaseLost, NotHeld
+from interlock import AcquireTimeout, ConfigError, Interlock, LeaseLost, NotHeld
 from interlock.contrib.apscheduler import Leading, current_lease
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "apscheduler"
@@ -359,6 +367,58 @@ def test_a_round_that_a_loss_interrupts_starts_nothing_and_writes_nothing_into_t
     assert scheduler.get_job("job").next_run_time == at
     scheduler.shutdown()  # waits for what its executor has
     assert not started.exists()
+
+
+def test_a_round_that_outlasts_its_lease_starts_nothing_under_the_next_one(led, locks, tmp_path):
+    """A database hangs in the round, longer than the ttl. Another process leads meanwhile, then this one again."""
+    scheduler, leading = led()
+
+    class Hangs(SQLAlchemyJobStore):
+        def update_job(self, job):
+            super().update_job(job)
+            if job.id == "first" and leading.lease is not None and leading.lease.term == terms[0]:
+                locks.election("schedule").revoke("it hangs")
+                wait_until(lambda: leading.lease is not None and leading.lease.term != terms[0], 60)
+                other = self.lookup_job("second")  # another leader has run it
+                other.next_run_time = later
+                super().update_job(other)
+
+    terms = []
+    started, later = tmp_path / "started", now() + dt.timedelta(hours=1)
+    scheduler.add_jobstore(Hangs(url=f"sqlite:///{tmp_path / 'jobs.db'}"), "default")
+    scheduler.add_listener(lambda _: terms.append(leading.lease.term), EVENT_SCHEDULER_RESUMED)
+    for number, (name, function, args) in enumerate((("first", int, []), ("second", os.mkdir, [str(started)]))):
+        at = now() + dt.timedelta(milliseconds=number)
+        scheduler.add_job(function, "interval", hours=2, args=args, id=name, next_run_time=at)
+    scheduler.start()
+    wait_until(lambda: len(terms) == 2, 60)
+    assert scheduler.get_job("second").next_run_time == later  # after the round, whose lock it needs
+    leading.stop()
+    assert not started.exists()
+
+
+@pytest.mark.parametrize("pool", [ThreadPoolExecutor, ProcessPoolExecutor])
+def test_a_shutdown_that_does_not_wait_resigns_after_the_jobs_of_the_pools(led, locks, tmp_path, pool):
+    executor = pool(1)
+    scheduler, leading = led(executors={"default": executor})
+    go_on = tmp_path / "go on"
+    wait = ["sh", "-c", f"until [ -e '{go_on}' ]; do sleep 0.05; done"]
+    if pool is ThreadPoolExecutor:
+        executor._pool.submit(subprocess.check_call, wait)  # so that the job waits in the pool, and has not begun
+        scheduler.add_job(int)
+    else:
+        scheduler.add_job(subprocess.check_call, args=[wait])
+    scheduler.start()
+    wait_until(lambda: codes(scheduler, EVENT_JOB_SUBMITTED), 60)
+    try:
+        leading.stop(wait=False)
+        with pytest.raises(AcquireTimeout):
+            locks.election("schedule").campaign(1)
+    finally:
+        go_on.touch()
+    locks.election("schedule").campaign(60).release()
+    wait_until(lambda: codes(scheduler, EVENT_JOB_EXECUTED) or codes(scheduler, EVENT_JOB_ERROR), 60)
+    assert not codes(scheduler, EVENT_JOB_ERROR)
 
 
 def scheduler_store(scheduler):

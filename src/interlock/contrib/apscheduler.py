@@ -12,6 +12,9 @@ thread of its scheduler may run before the thread that learns of the loss. So ea
     update_job        the round of jobs that a stop interrupts writes no old next_run_time over that of the next leader
     the job           a job that has waited in the pool of its executor does not start
 
+A round asks the lease under which it began: what it found due is old once that one is lost, even if this process leads
+anew.
+
 Rules. (a) No certain lease, no run: a server that does not answer starts nothing. (b) A job that has begun goes on
 after a loss, since nothing can end a thread: `current_lease()` is its lease, to ask and to fence by. (c) A shutdown
 resigns after the last job of this process has ended, so the jobs of two leaders overlap after losses only. (d) Which
@@ -32,7 +35,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 try:
     from apscheduler.events import EVENT_SCHEDULER_SHUTDOWN, EVENT_SCHEDULER_STARTED
-    from apscheduler.executors.pool import ProcessPoolExecutor
+    from apscheduler.executors.pool import BasePoolExecutor, ProcessPoolExecutor
     from apscheduler.job import Job
     from apscheduler.jobstores.memory import MemoryJobStore
     from apscheduler.schedulers import SchedulerNotRunningError
@@ -98,7 +101,7 @@ class Leading:
         self._campaign: threading.Thread | None = None
         self._running = 0  # jobs of this process that have begun and not ended
         self._none_runs = threading.Condition()
-        self._round: int | None = None  # the thread that looks for due jobs now
+        self._round = threading.local()  # its `lease`: under which this thread looks for due jobs now
         self._due: datetime | None = None  # for when the job of this step of the round was due
         self._done: datetime | None = None  # until when all that was due has been submitted
         self._written: datetime | None = None  # what of that the server knows
@@ -190,7 +193,8 @@ class Leading:
                 self._wait_for_jobs(lease)
                 self._say_what_is_done(lease)
         finally:
-            self._lease = None
+            if self._lease is lease:  # else a later start of the scheduler leads already
+                self._lease = None
             with contextlib.suppress(SchedulerNotRunningError):
                 self._scheduler.pause()
 
@@ -201,10 +205,18 @@ class Leading:
                 self._scheduler.wakeup()
 
     def _wait_for_jobs(self, lease: Leadership) -> None:
-        """Wait until no job of this process runs: the next leader may run the same ones."""
+        """Wait until this process has run each job that it has taken: the next leader may run the same ones."""
         with self._none_runs:
-            while self._running and not lease.ended:
+            while (self._running or self._pools_have_jobs()) and not lease.ended:
                 self._none_runs.wait(STOP_POLL)
+
+    def _pools_have_jobs(self) -> bool:
+        """Whether a pool of threads or processes has a job that has not ended, begun or not.
+
+        Other executors do what they do in an event loop, which may end without a word. They drop what has not begun.
+        """
+        pools = [each for each in list(self._scheduler._executors.values()) if isinstance(each, BasePoolExecutor)]
+        return any(any(list(each._instances.values())) for each in pools)
 
     # Which runs a leader with memory stores has done
 
@@ -261,7 +273,8 @@ class Leading:
     # Between the scheduler and its jobs
 
     def _process_jobs_if_leading(self) -> float | None:
-        if self.lease is None:
+        lease = self.lease
+        if lease is None:
             return None  # as a paused scheduler: the next leadership wakes it up
         for executor in list(self._scheduler._executors.values()):
             _wrap(executor, "submit_job", self._submit)
@@ -269,20 +282,22 @@ class Leading:
             _wrap(store, "update_job", self._write)
             _wrap(store, "remove_job", self._write)
         begun = datetime.now(UTC)
-        self._round = threading.get_ident()
+        self._round.lease = lease
         try:
             wait = self._process_jobs()
         except LeaseLost as error:
             log.warning("election %r: the scheduler has stopped to look for due jobs: %s", self._election.name, error)
             return None
         finally:
-            self._round = None
-        if self._scheduler.running:  # a shutdown empties the stores, so that nothing looks due
+            self._round.lease = None
+        if self._scheduler.running and self._lease is lease:  # a shutdown empties the stores, so that nothing looks due
             self._done = max(begun, self._done or begun)
         return wait
 
     def _certain_lease(self) -> Leadership:
-        lease = self._lease
+        lease: Leadership | None = getattr(self._round, "lease", None)
+        if lease is None:  # the program itself submits a job
+            lease = self._lease
         if lease is None:
             error = LeaseLost(f"election {self._election.name!r}: this process does not lead any more")
             error.name = self._election.name
@@ -292,7 +307,7 @@ class Leading:
 
     def _write(self, write: Callable[..., Any], *args: Any) -> Any:
         """A change of a job store, which only a leader makes for a run; by the program's own calls anybody."""
-        if self._round == threading.get_ident():
+        if getattr(self._round, "lease", None) is not None:
             try:
                 self._certain_lease()
             except LeaseLost:
