@@ -7,9 +7,11 @@ exactly, however slow the machine is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -419,6 +421,48 @@ def test_a_shutdown_that_does_not_wait_resigns_after_the_jobs_of_the_pools(led, 
     locks.election("schedule").campaign(60).release()
     wait_until(lambda: codes(scheduler, EVENT_JOB_EXECUTED) or codes(scheduler, EVENT_JOB_ERROR), 60)
     assert not codes(scheduler, EVENT_JOB_ERROR)
+
+
+HANDLER = """
+import datetime as dt, os, signal, sys
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.blocking import BlockingScheduler
+from interlock import Interlock
+from interlock.contrib.apscheduler import Leading
+
+class SignalsInTheRound(ThreadPoolExecutor):
+    def submit_job(self, job, run_times):
+        super().submit_job(job, run_times)
+        if job.id == "first":
+            signal.raise_signal(signal.SIGTERM)
+
+url, store, call = sys.argv[1:]
+scheduler = BlockingScheduler(executors={"default": SignalsInTheRound(2)})
+if store != "memory":
+    scheduler.add_jobstore("sqlalchemy", url=store)
+leading = Leading(scheduler, Interlock(url).election("schedule"))
+now = dt.datetime.now(dt.timezone.utc)
+for each in ("first", "second"):
+    scheduler.add_job(os.mkdir, "interval", hours=1, args=[each], id=each, next_run_time=now, misfire_grace_time=None)
+signal.signal(signal.SIGTERM, lambda *_: eval(call))
+scheduler.start()
+leading.stop()
+print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("call", ["scheduler.shutdown()", "leading.stop()", "(scheduler.shutdown(), sys.exit(3))"])
+@pytest.mark.parametrize("store", ["memory", "sqlite:///jobs.db"])
+def test_a_signal_handler_that_shuts_down_in_the_middle_of_a_round_lets_it_end(start, node, tmp_path, store, call):
+    (tmp_path / "handler.py").write_text(HANDLER)
+    program = start("handler.py", node.url, store, call)
+    assert program.ended() == 0
+    assert program.output.split() == ["stopped"] or "exit" in call  # whose SystemExit APScheduler logs
+    assert (tmp_path / "first").exists() and (tmp_path / "second").exists()
+    if store != "memory":
+        with contextlib.closing(sqlite3.connect(tmp_path / "jobs.db")) as db:
+            ((least,),) = db.execute("SELECT MIN(next_run_time) FROM apscheduler_jobs")
+        assert least > time.time() + 600
 
 
 def scheduler_store(scheduler):

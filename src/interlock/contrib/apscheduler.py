@@ -107,6 +107,8 @@ class Leading:
         self._written: datetime | None = None  # what of that the server knows
         self._process_jobs: Callable[[], float | None] = self._scheduler._process_jobs
         self._scheduler._process_jobs = self._process_jobs_if_leading
+        self._shutdown: Callable[[bool], None] = self._scheduler.shutdown
+        self._scheduler.shutdown = self._shut_down_after_the_round
         self._scheduler._interlock_leading = self
         self._scheduler.add_listener(self._begin, EVENT_SCHEDULER_STARTED)
         self._scheduler.add_listener(self._end, EVENT_SCHEDULER_SHUTDOWN)
@@ -132,11 +134,11 @@ class Leading:
         """Shut the scheduler down, if it runs, and resign. With `wait` return once its jobs have ended, and it has.
 
         A scheduler on an event loop shuts down on that loop, for which a call on the loop itself cannot wait: leave an
-        `async with`, or call this in another thread.
+        `async with`, or call this in another thread. Nor can a signal handler wait that interrupts a round of jobs.
         """
         with contextlib.suppress(SchedulerNotRunningError):
             self._scheduler.shutdown(wait)
-        if wait and self._campaign is not None and asyncio._get_running_loop() is None:
+        if wait and self._campaign is not None and not self._is_in_round() and asyncio._get_running_loop() is None:
             self._campaign.join()
 
     def __enter__(self) -> Self:
@@ -272,6 +274,19 @@ class Leading:
 
     # Between the scheduler and its jobs
 
+    def _is_in_round(self) -> bool:
+        return getattr(self._round, "lease", None) is not None
+
+    def _shut_down_after_the_round(self, wait: bool = True) -> None:
+        """Shut down; if a signal handler calls this in the middle of a round, then at its end.
+
+        Else APScheduler would note jobs as done that its executors refuse, or not note those that they have.
+        """
+        if self._is_in_round():
+            self._round.shutdown = wait
+        else:
+            self._shutdown(wait)
+
     def _process_jobs_if_leading(self) -> float | None:
         lease = self.lease
         if lease is None:
@@ -282,17 +297,22 @@ class Leading:
             _wrap(store, "update_job", self._write)
             _wrap(store, "remove_job", self._write)
         begun = datetime.now(UTC)
+        self._round.shutdown = None  # first, since a handler may set it as soon as there is a lease
         self._round.lease = lease
         try:
             wait = self._process_jobs()
         except LeaseLost as error:
             log.warning("election %r: the scheduler has stopped to look for due jobs: %s", self._election.name, error)
             return None
+        else:
+            if self._scheduler.running and self._lease is lease:  # a shutdown empties the stores: nothing looks due
+                self._done = max(begun, self._done or begun)
+            return wait
         finally:
             self._round.lease = None
-        if self._scheduler.running and self._lease is lease:  # a shutdown empties the stores, so that nothing looks due
-            self._done = max(begun, self._done or begun)
-        return wait
+            if self._round.shutdown is not None:
+                with contextlib.suppress(SchedulerNotRunningError):
+                    self._shutdown(self._round.shutdown)
 
     def _certain_lease(self) -> Leadership:
         lease: Leadership | None = getattr(self._round, "lease", None)
@@ -307,7 +327,7 @@ class Leading:
 
     def _write(self, write: Callable[..., Any], *args: Any) -> Any:
         """A change of a job store, which only a leader makes for a run; by the program's own calls anybody."""
-        if getattr(self._round, "lease", None) is not None:
+        if self._is_in_round():
             try:
                 self._certain_lease()
             except LeaseLost:
