@@ -69,8 +69,7 @@ class TaskLock:
 
     `busy` says what a call does if the lock is not free within `timeout` seconds: "retry", "skip", "raise", a value to
     return, or a function of the Skipped that returns one. In a quarantine nobody is known to hold it: then all
-    raise AcquireTimeout but "retry", and a value of the type `again`, which lets the queue try again later. Raises
-    ConfigError at once, if no call can have such a name.
+    raise AcquireTimeout but "retry". Raises ConfigError at once, if no call can have such a name.
     """
 
     def __init__(
@@ -81,14 +80,12 @@ class TaskLock:
         busy: object,
         timeout: float,
         options: Mapping[str, Any],
-        again: type | tuple[type, ...] = (),
     ) -> None:
         self.subject = f"locked({name!r})" if isinstance(name, str) else "locked()"
         checked_function(self.subject, function, for_asyncio=False)
         self._names = CallNames(self.subject, name, function)
         self._function = function
         self._busy = self._checked_busy(busy)
-        self._again = again
         if timeout_of(timeout) is None:
             raise ConfigError(
                 f"{self.subject}: a task that waits for ever takes its worker from all other tasks. Give timeout= in "
@@ -142,9 +139,7 @@ class TaskLock:
                 raise
             if self._busy == "retry":
                 retry(error)
-            if error.quarantined and not isinstance(
-                self._busy, self._again
-            ):  # nobody is known to do this work, so it is not done by another
+            if error.quarantined:  # nobody is known to do this work, so it is not done by another
                 raise
             return self._answer(Skipped(lock.name, error.holder, None, None))
         except Unavailable as error:
