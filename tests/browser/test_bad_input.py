@@ -6,6 +6,7 @@ import json
 import re
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -122,3 +123,17 @@ def test_a_page_that_others_may_reach_wants_a_token(own, tmp_path):
     away = run("--token-file", str(tmp_path / "none"))
     assert away.returncode == 64
     assert "No such file" in away.stderr
+
+
+def test_a_page_that_another_process_answers_shows_no_row_of_the_one_before(serve, browser, own):
+    with Interlock(own.url, label="shop") as locks, BreakableServer() as other, Interlock(other.url) as others:
+        with locks.lock("here"), others.semaphore("elsewhere", 2):
+            address, command = serve(own.url)
+            browser.open(address)
+            browser.sees("here", "Live")
+            command.kill_all()
+            serve(other.url, "--port", str(urlsplit(address).port))
+            browser.sees("elsewhere", "Live")
+            browser.sees_no("here\n")
+            assert browser.run("return document.querySelector('tbody .name').href").endswith("/lock/semaphore/elsewhere")
+            assert browser.run("return document.querySelector('tbody .kind').textContent") == "semaphore"

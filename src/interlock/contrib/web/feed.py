@@ -94,7 +94,7 @@ class Feed:
         self.url = ""
         self._rows: dict[int, dict[str, Any]] = {}
         self._numbers: dict[Name, int] = {}
-        self._next_number = 0
+        self._next_number = secrets.randbelow(2**52)  # so that a row of another process never has the same; exact in JS
         self._mutex = threading.RLock()
         self._news = threading.Condition(self._mutex)
         self._wake = threading.Event()

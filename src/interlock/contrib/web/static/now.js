@@ -66,7 +66,8 @@ export function take(message) {
     for (const id of [...rows.keys()]) if (!there.has(id)) rows.delete(id);
   }
   for (const row of message.rows ?? []) {
-    const kept = rows.get(row.id) ?? { element: null, cells: null };
+    const known = rows.get(row.id);
+    const kept = known && isSame(known.row, row) ? known : { element: null, cells: null };
     kept.row = row;
     kept.changed = true;
     kept.group = groupOf(row);
@@ -99,6 +100,11 @@ function prepare(todo) {
     if (kept.changed) fillRow(kept);
   }
   return !todo.length;
+}
+
+/** Whether both rows are of one name: a number means nothing to another process of the page. */
+function isSame(one, other) {
+  return one.kind === other.kind && one.name === other.name && one.prefix === other.prefix;
 }
 
 function groupOf(row) {
