@@ -135,5 +135,7 @@ def test_a_page_that_another_process_answers_shows_no_row_of_the_one_before(serv
             serve(other.url, "--port", str(urlsplit(address).port))
             browser.sees("elsewhere", "Live")
             browser.sees_no("here\n")
-            assert browser.run("return document.querySelector('tbody .name').href").endswith("/lock/semaphore/elsewhere")
+            assert browser.run("return document.querySelector('tbody .name').href").endswith(
+                "/lock/semaphore/elsewhere"
+            )
             assert browser.run("return document.querySelector('tbody .kind').textContent") == "semaphore"

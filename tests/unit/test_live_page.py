@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from interlock._people.fleet import Look, Unread
 from interlock._people.views import Name
+from interlock import ConfigError, Interlock
+from interlock.contrib import web
 from interlock.contrib.web.feed import Feed
+from interlock.contrib.web.site import person_of
 from interlock.primitives.view import View
 
 NOWHERE = "redis://127.0.0.1:1/0"  # nobody listens there
@@ -31,3 +36,56 @@ def test_a_row_of_another_process_has_another_number(feed):
         each._note(look("stock"))
     assert feed._rows.keys().isdisjoint(other._rows)
     assert all(number < 2**53 for number in feed._rows)
+
+
+@pytest.fixture
+def locks():
+    with Interlock(NOWHERE, registry=False) as made:
+        yield made
+
+
+def get(app, path, query="", **environ):
+    """The status, the text and the headers of what a WSGI page answers."""
+    said = []
+    asked = {
+        "REQUEST_METHOD": "GET", "PATH_INFO": path, "SCRIPT_NAME": "", "QUERY_STRING": query, "HTTP_HOST": "locks.test",
+        "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), **environ,
+    }  # fmt: skip
+    body = b"".join(app(asked, lambda status, headers: said.append((int(status[:3]), dict(headers)))))
+    return said[0][0], body.decode(), said[0][1]
+
+
+class Anonymous:
+    """Somebody of a framework who is not logged in, and is true."""
+
+
+async def who(_request):
+    """Name nobody: a page that does not await this has a coroutine, which is true."""
+
+
+def test_a_page_lets_nobody_in_whom_it_can_not_name(locks):
+    assert (person_of("ann"), person_of(True), person_of("")) == ("ann", "", None)
+    assert person_of(None) is person_of(False) is None
+    for said in (Anonymous(), 1, object, ["ann"], b"ann"):
+        with pytest.raises(ConfigError, match=f"True, False or None, not {type(said).__name__}"):
+            person_of(said)
+    with pytest.raises(ConfigError, match="async"):  # and the coroutine is closed: nothing warns of it
+        person_of(who(None))
+    for said in (Anonymous(), who(None)):
+        with pytest.raises(ConfigError):
+            get(web.wsgi_app(locks, authorize=lambda _environ, said=said: said), "/")
+    assert get(web.wsgi_app(locks, authorize=lambda _environ: None), "/")[0] == 403
+
+
+def test_a_page_refuses_functions_that_it_would_not_await(locks):
+    for given in ({"authorize": who}, {"authorize": web.anybody, "allow_revoke": who}):
+        with pytest.raises(ConfigError, match="async"):
+            web.wsgi_app(locks, **given)
+    with pytest.raises(ConfigError, match="not str"):
+        web.wsgi_app(locks, authorize=web.anybody, allow_revoke="no")
+
+
+def test_only_true_lets_somebody_revoke(locks):
+    for may, shown in ((Anonymous(), ""), (1, ""), ("no", ""), (True, "yes")):
+        app = web.wsgi_app(locks, authorize=web.anybody, allow_revoke=lambda _environ, may=may: may)
+        assert f'data-revoke="{shown}"' in get(app, "/")[1]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock.contrib.web.feed import Feed
-from interlock.errors import ConfigError
+from interlock.contrib.web.site import checked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -39,15 +39,17 @@ def app(
     """Make the page as an ASGI app, which sees all locks of the server of this Interlock.
 
     `authorize` gets each request (starlette's `Request`) and returns who asks, as a name for the audit; or True for
-    somebody without a name; or None or False, which answers 403. It may be async. `allow_revoke`: whether visitors may
-    revoke, or a callable that says so of a request. The page has connections of its own, so it may be used by any
+    somebody without a name; or None or False, which answers 403. Whatever else it returns raises ConfigError for that
+    request. It may be async. `allow_revoke`: whether visitors may revoke, or a callable that says so of a request: True
+    alone lets them. The page has connections of its own, so it may be used by any
     event loop; it makes none before somebody looks. Raises ConfigError.
     """
     try:
         from interlock.contrib.web.asgi import AsgiPage  # noqa: PLC0415 (the other faces need no starlette)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(NO_STARLETTE, name=error.name) from error
-    return AsgiPage(feed_of(locks), _checked(authorize), allow_revoke)
+    checked(authorize, allow_revoke, is_async=True)
+    return AsgiPage(feed_of(locks), authorize, allow_revoke)
 
 
 def wsgi_app(
@@ -62,7 +64,8 @@ def wsgi_app(
     """
     from interlock.contrib.web.wsgi import WsgiPage  # noqa: PLC0415
 
-    return WsgiPage(feed_of(locks), _checked(authorize), allow_revoke)
+    checked(authorize, allow_revoke, is_async=False)
+    return WsgiPage(feed_of(locks), authorize, allow_revoke)
 
 
 def anybody(_request: object) -> bool:
@@ -81,12 +84,3 @@ def feed_of(locks: threads.Interlock | aio.Interlock) -> Feed:
         return [each.as_json() for each in findings(ask_at(address), max_ttl=locks.max_ttl, prefix=locks.prefix)]
 
     return Feed(address, label=f"{locks.label or 'interlock'}-page", examine=examine)
-
-
-def _checked(authorize: Any) -> Any:
-    if not callable(authorize):
-        raise ConfigError(
-            "authorize must be a callable that gets a request, and returns who may look or None; interlock.contrib.web"
-            f".anybody lets everybody look. It is {authorize!r}"
-        )
-    return authorize

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, refused
+from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, person_of, refused
 from interlock.contrib.web.streams import events
 
 if TYPE_CHECKING:
@@ -52,10 +52,11 @@ class AsgiPage:
                 return
 
     async def _respond(self, request: Request) -> Response:
-        person: Any = self.authorize(request)
-        if inspect.isawaitable(person):
-            person = await person
-        if not person:
+        said: Any = self.authorize(request)
+        if inspect.isawaitable(said):
+            said = await said
+        person = person_of(said)
+        if person is None:
             return _response(refused())
         may: Any = self.allow_revoke
         if callable(may):
@@ -68,7 +69,7 @@ class AsgiPage:
                 body += part
                 if len(body) > MAX_BODY:
                     break
-        asked = asked_of(request, body, person if isinstance(person, str) else "", may_revoke=bool(may))
+        asked = asked_of(request, body, person, may_revoke=may is True)
         answer = await asyncio.to_thread(self.site.answer, asked)  # it may wait for the server of the locks
         if answer.topic:
             return StreamingResponse(events(self.feed, answer), headers=answer.headers)

@@ -18,9 +18,8 @@ from django.urls import re_path
 from django.views.decorators.csrf import csrf_exempt
 
 from interlock.contrib.web import feed_of
-from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, refused
+from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, checked, person_of, refused
 from interlock.contrib.web.streams import events
-from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,14 +39,13 @@ def urls(
 
     Raises ConfigError.
     """
-    if not callable(authorize):
-        raise ConfigError(f"authorize must be a callable that gets a request, and returns who may look: {authorize!r}")
+    checked(authorize, allow_revoke, is_async=False)
     feed = feed_of(locks)
     sites = {streams: Site(feed, streams=streams) for streams in (False, True)}
 
     def page(request: Any, path: str) -> Any:
-        person = authorize(request)
-        if not person:
+        person = person_of(authorize(request))
+        if person is None:
             return _response(refused())
         streams = isinstance(request, ASGIRequest)
         may = allow_revoke(request) if callable(allow_revoke) else allow_revoke
@@ -61,8 +59,8 @@ def urls(
             f"{request.scheme}://{request.get_host()}",
             request.COOKIES,
             request.read(MAX_BODY + 1) if request.method == "POST" else b"",
-            person if isinstance(person, str) else "",
-            bool(may),
+            person,
+            may_revoke=may is True,
         )
         answer = sites[streams].answer(asked)
         if answer.topic:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import inspect
 import json
 import re
 import secrets
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 COOKIE: Final = "interlock-page"
 MAX_BODY: Final = 100_000  # bytes
+NO_ASYNC: Final = (
+    "authorize and allow_revoke can't be async here: only interlock.contrib.web.app awaits them. Give plain functions"
+)
 MAX_OPENED: Final = 50  # names that viewers have open at a time
 TYPES: Final = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 TITLES: Final = {NOW: "Now", PROCESSES: "Processes", AUDIT: "Audit", HEALTH: "Health"}
@@ -179,6 +183,40 @@ def refused(text: str = "You are not logged in, or may not see the locks") -> An
     answer = _text(403, text)
     answer.headers = HEADERS | answer.headers
     return answer
+
+
+def person_of(said: object) -> str | None:
+    """Whom `authorize` has named: "" for somebody without a name, None for nobody. Raises ConfigError.
+
+    Whatever else it returns lets nobody in: many an object is true, such as a coroutine that nobody awaits, or the
+    AnonymousUser of Django.
+    """
+    if said is True:
+        return ""
+    if said is None or said is False:
+        return None
+    if isinstance(said, str):
+        return str(said) or None
+    if inspect.iscoroutine(said):
+        said.close()
+        raise ConfigError(NO_ASYNC)
+    raise ConfigError(
+        f"authorize must return a str, True, False or None, not {type(said).__name__}: such as "
+        "request.user.get_username(), if request.user may look"
+    )
+
+
+def checked(authorize: object, allow_revoke: object, *, is_async: bool) -> None:
+    """Raise ConfigError if the host gives something else than the page can ask. `is_async`: whether they may be so."""
+    if not callable(authorize):
+        raise ConfigError(
+            "authorize must be a callable that gets a request, and returns who may look or None; interlock.contrib.web"
+            f".anybody lets everybody look. It is {authorize!r}"
+        )
+    if not (isinstance(allow_revoke, bool) or callable(allow_revoke)):
+        raise ConfigError(f"allow_revoke must be True, False or a callable, not {type(allow_revoke).__name__}")
+    if not is_async and (inspect.iscoroutinefunction(authorize) or inspect.iscoroutinefunction(allow_revoke)):
+        raise ConfigError(NO_ASYNC)
 
 
 def _foreign(asked: Asked) -> str | None:

@@ -10,7 +10,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
-from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, refused
+from interlock.contrib.web.site import MAX_BODY, Answer, Asked, Site, person_of, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,8 +38,8 @@ class WsgiPage:
         return [b"" if environ["REQUEST_METHOD"] == "HEAD" else answer.body]
 
     def _answer(self, environ: dict[str, Any]) -> Answer:
-        person = self.authorize(environ)
-        if not person:
+        person = person_of(self.authorize(environ))
+        if person is None:
             return refused()
         may = self.allow_revoke(environ) if callable(self.allow_revoke) else self.allow_revoke
         length = str(environ.get("CONTENT_LENGTH") or "0")
@@ -57,8 +57,8 @@ class WsgiPage:
             f"{environ['wsgi.url_scheme']}://{headers.get('host', '')}",
             cookies_in(headers.get("cookie", "")),
             body,
-            person if isinstance(person, str) else "",
-            bool(may),
+            person,
+            may_revoke=may is True,
         )
         return self.site.answer(asked)
 
