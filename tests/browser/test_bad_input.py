@@ -126,16 +126,47 @@ def test_a_page_that_others_may_reach_wants_a_token(own, tmp_path):
 
 
 def test_a_page_that_another_process_answers_shows_no_row_of_the_one_before(serve, browser, own):
-    with Interlock(own.url, label="shop") as locks, BreakableServer() as other, Interlock(other.url) as others:
-        with locks.lock("here"), others.semaphore("elsewhere", 2):
-            address, command = serve(own.url)
+    with (
+        Interlock(own.url) as locks, BreakableServer() as other, Interlock(other.url) as others,
+        locks.lock("before"), others.semaphore("later", 2),
+    ):  # fmt: skip
+        address, command = serve(own.url)
+        browser.open(address)
+        browser.sees("before", "Live")
+        command.kill_all()
+        serve(other.url, "--port", str(urlsplit(address).port))
+        browser.sees("later", "Live")
+        browser.sees_no("before")
+        (link,) = browser.run("return [...document.querySelectorAll('tbody .name')].map((each) => each.href)")
+        assert link.endswith("/lock/semaphore/later")
+        assert browser.run("return document.querySelector('tbody .kind').textContent") == "semaphore"
+
+
+def planted(browser, change):
+    """Let the scripts of the next pages read each message of the page's process with this change to it."""
+    source = f"const real = JSON.parse; JSON.parse = (text) => {{ const made = real(text); {change}; return made; }}"
+    return browser.command("Page.addScriptToEvaluateOnNewDocument", source=source)["identifier"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("for (const row of made.rows ?? []) if (row.name === 'bad') row.name = '\\ud800'", ("\\ud800", "Live")),
+        (
+            "for (const row of made.rows ?? []) if (row.name === 'bad') Object.assign(row, {waiting: 1, oldest: 1e30})",
+            ("bad can't be shown", "Live"),
+        ),
+        ("made.deadlocks = [{}]", ("This page has failed",)),
+    ],
+    ids=["half a surrogate pair", "a row that can't be made", "a message that can't be shown"],
+)
+def test_what_can_not_be_shown_harms_no_other_row_and_is_not_called_live(serve, browser, own, change, words):
+    with Interlock(own.url, label="shop") as locks, locks.lock("good"), locks.lock("bad"):
+        address, _ = serve(own.url)
+        identifier = planted(browser, change)
+        try:
             browser.open(address)
-            browser.sees("here", "Live")
-            command.kill_all()
-            serve(other.url, "--port", str(urlsplit(address).port))
-            browser.sees("elsewhere", "Live")
-            browser.sees_no("here\n")
-            assert browser.run("return document.querySelector('tbody .name').href").endswith(
-                "/lock/semaphore/elsewhere"
-            )
-            assert browser.run("return document.querySelector('tbody .kind').textContent") == "semaphore"
+            text = browser.sees("good", *words) if len(words) > 1 else browser.sees(*words)
+            assert ("Live" in text) == ("Live" in words)
+        finally:
+            browser.command("Page.removeScriptToEvaluateOnNewDocument", identifier=identifier)

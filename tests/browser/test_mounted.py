@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from interlock import ConfigError, Interlock
 from interlock.contrib import web
-from interlock.contrib.web.asgi import AsgiPage
+
+if TYPE_CHECKING:
+    from interlock.contrib.web.asgi import AsgiPage
 
 NOWHERE = "redis://127.0.0.1:1/0"  # nobody listens there
 

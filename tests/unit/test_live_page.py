@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import json
+from urllib.parse import quote
 
 import pytest
 
+from interlock import ConfigError, Interlock
 from interlock._people.fleet import Look, Unread
 from interlock._people.views import Name
-from interlock import ConfigError, Interlock
 from interlock.contrib import web
 from interlock.contrib.web.feed import Feed
 from interlock.contrib.web.site import person_of
@@ -89,3 +91,32 @@ def test_only_true_lets_somebody_revoke(locks):
     for may, shown in ((Anonymous(), ""), (1, ""), ("no", ""), (True, "yes")):
         app = web.wsgi_app(locks, authorize=web.anybody, allow_revoke=lambda _environ, may=may: may)
         assert f'data-revoke="{shown}"' in get(app, "/")[1]
+
+
+@pytest.fixture
+def page(locks):
+    """A page that everybody may see. Its reader ends with the test."""
+    app = web.wsgi_app(locks, authorize=web.anybody)
+    yield app
+    app.feed.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("\ud800", "lock:"), ("a\nb", "lock:"), ("", "lock:"), ("é" * 257, "lock:"), ("a", "\udfff:")]
+)
+def test_what_no_name_can_be_is_no_topic(page, name, prefix):
+    """Else one visitor could put a row into everybody's page that no browser can show."""
+    status, text, _ = get(page, "/feed", f"topic={quote(json.dumps(['lock', 'lock', name, prefix]))}")
+    assert status == 400
+    assert ("prefix" if name == "a" else "name") in json.loads(text)["problem"]
+    assert not page.feed.topics
+
+
+def test_another_site_opens_no_topic(page):
+    """An <img> on any page could, of a page that needs no cookie."""
+    for site in ("cross-site", "same-site"):
+        assert get(page, "/feed", HTTP_SEC_FETCH_SITE=site)[0] == 403
+    assert not page.feed.topics
+    for site in ("same-origin", "none"):
+        assert get(page, "/feed", HTTP_SEC_FETCH_SITE=site)[0] == 200
+    assert [*page.feed.topics] == ["now"]

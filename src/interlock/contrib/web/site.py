@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from interlock._people.views import Name
+from interlock._protocol.names import checked_name
 from interlock._protocol.run_to_end import run
 from interlock.contrib.web.acting import Wanted, revoke
 from interlock.contrib.web.feed import AUDIT, HEALTH, NOW, PROCESSES, topic_of_lock
@@ -125,6 +126,8 @@ class Site:
         return _text(404, "There is no such page")
 
     def _feed(self, asked: Asked) -> Answer:
+        if asked.headers.get("sec-fetch-site") in {"cross-site", "same-site"}:  # an <img> of theirs would open a name
+            return _text(403, "the request comes from another site")
         topic, version = asked.query.get("topic", NOW), asked.query.get("v", "")
         if topic not in TITLES:
             topic = topic_of_lock(_checked_topic(topic))
@@ -257,8 +260,9 @@ def _checked(name: Name) -> Name:
     """Raise ConfigError for what no name can be."""
     if name.kind not in {*KINDS, PLAIN, OTHER, NEWER}:
         raise ConfigError(f"there is no kind {name.kind!r}: it is one of {', '.join(KINDS)}")
-    if not 1 <= len(name.name.encode(errors="replace")) <= 512 or len(name.prefix) > 512:
-        raise ConfigError("a name has 1 to 512 bytes, and so has a prefix")
+    checked_name(name.name)
+    if name.prefix:
+        checked_name(name.prefix, "prefix")
     return name
 
 

@@ -16,7 +16,8 @@ const tickers = new Set();
 
 let last = 0; // when the last message arrived, by performance.now()
 let base = 0; // the server's clock at that moment
-let broken = false;
+let broken = false; // whether the page's process refuses, or does not answer
+let failed = false; // whether a script of this page has: then nobody knows what the picture lacks
 let version = "";
 
 /** Call `on` with each message of this topic. */
@@ -29,15 +30,19 @@ export function follow(on) {
     base = message.error ? base || message.live : message.at + ahead;
     state.head = { ...message, rows: undefined, doc: undefined };
     state.old = message.live ? Math.max(0, message.at + ahead - message.live) : null;
+    notices(message);
     try {
       on(message);
-    } finally {
-      notices(message);
-      tick();
+    } catch (error) {
+      console.error(error);
+      fail();
     }
+    tick();
   };
   if (page.feed === "stream") stream(take);
   else poll(take);
+  addEventListener("error", fail);
+  addEventListener("unhandledrejection", fail);
   setInterval(tick, 1000);
   document.addEventListener("visibilitychange", tick);
 }
@@ -71,16 +76,22 @@ async function poll(take) {
   setTimeout(() => poll(take), document.hidden ? 4 * POLL : POLL);
 }
 
+function fail() {
+  if (failed) return;
+  failed = true;
+  tick();
+}
+
 function tick() {
   const silent = last ? (performance.now() - last) / 1000 : 0;
   const lost = broken || silent > SILENCE;
   const error = state.head?.error ?? "";
-  const live = Boolean(last) && !lost && !error;
+  const live = Boolean(last) && !lost && !error && !failed;
   const age = (state.old ?? 0) + silent;
   if (live) state.now = base + silent;
   state.live = live;
   document.body.classList.toggle("stale", Boolean(last) && !live);
-  const words = !last ? (broken ? "No connection" : "Connecting") : lost ? "Connection lost" : error ? "No answer from the server" : "Live";
+  const words = !last ? (broken ? "No connection" : "Connecting") : lost ? "Connection lost" : error ? "No answer from the server" : failed ? "This page has failed: load it again" : "Live";
   const shown = document.getElementById("state");
   if (shown.textContent !== words) shown.textContent = words;
   document.getElementById("live").dataset.state = live ? "live" : last ? "lost" : "wait";

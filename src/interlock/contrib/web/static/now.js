@@ -96,8 +96,13 @@ function prepare(todo) {
   const until = performance.now() + SLICE;
   while (todo.length && performance.now() < until) {
     const kept = todo.pop();
-    if (!kept.element) makeRow(kept);
-    if (kept.changed) fillRow(kept);
+    try {
+      if (!kept.element || kept.broken) makeRow(kept);
+      if (kept.changed) fillRow(kept);
+    } catch (error) {
+      console.error(error);
+      notMade(kept);
+    }
   }
   return !todo.length;
 }
@@ -205,6 +210,8 @@ function arrange(body, wantedRows) {
 }
 
 function makeRow(kept) {
+  kept.broken = false;
+  kept.shown = null;
   const cell = (name, label) => h("td", { class: name, role: "cell", "data-label": label });
   kept.cells = {
     name: cell("col-name", "Name"), holder: cell("col-holder", "Holder"), held: cell("col-held", "Held for"),
@@ -217,6 +224,14 @@ function makeRow(kept) {
   kept.heldAge = age(null);
   kept.cells.held.append(kept.heldAge);
   kept.element = h("tr", { role: "row" }, Object.values(kept.cells));
+  standing.add(kept);
+}
+
+/** One row that can't be made keeps no other from its place. */
+function notMade(kept) {
+  kept.element = h("tr", { role: "row" }, h("td", { role: "cell", colspan: "5" }, foreign("span", kept.row.name), " can't be shown: the console of this browser says why"));
+  kept.changed = false;
+  kept.broken = true;
   standing.add(kept);
 }
 

@@ -6,16 +6,19 @@ import { onTick, state } from "./feed.js";
 
 const page = document.documentElement.dataset;
 
+/** Text that has an address: half a surrogate pair has none. */
+const whole = (text) => String(text).replace(/[\ud800-\udfff]/gu, "\ufffd");
+
 /** The address of the page of one name. */
 export function address(thing) {
   const query = new URLSearchParams();
-  let path = encodeURIComponent(thing.name);
+  let path = encodeURIComponent(whole(thing.name));
   if (/^\.{1,2}$/.test(thing.name)) {
     query.set("name", thing.name); // a path would swallow it
     path = "";
   }
   if (thing.prefix !== "lock:") query.set("prefix", thing.prefix);
-  return `${page.root}/lock/${encodeURIComponent(thing.kind)}/${path}${query.size ? `?${query}` : ""}`;
+  return `${page.root}/lock/${encodeURIComponent(whole(thing.kind))}/${path}${query.size ? `?${query}` : ""}`;
 }
 
 /** A name, as a link to its page. */
