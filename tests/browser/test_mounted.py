@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 
 from interlock import ConfigError, Interlock
 from interlock.contrib import web
+from interlock.contrib.web import streams
 
 if TYPE_CHECKING:
     from interlock.contrib.web.asgi import AsgiPage
@@ -34,8 +36,10 @@ def get(app: AsgiPage, path: str, query: str = "", *, method: str = "GET", **hea
         "headers": [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()],
     }  # fmt: skip
 
+    requests = iter([b""])
+
     async def receive():
-        if sent:
+        if next(requests, None) is None:
             await gone.wait()
         return {"type": "http.request", "body": b"", "more_body": False}
 
@@ -98,3 +102,30 @@ with Interlock({NOWHERE!r}, registry=False) as locks:
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_a_stream_ends_by_itself_and_the_next_one_goes_on(locks_server, monkeypatch):
+    """So the host is asked again who looks, and a server that shuts down need not wait for ever."""
+    monkeypatch.setattr(streams, "LASTS", (3.0, 4.0))
+    asked, locks = [], Interlock(locks_server.url, registry=False)
+    app = web.app(locks, authorize=lambda request: not asked.append(request))
+    first = get(app, "/feed", accept="text/event-stream")
+    assert first[0] == 200
+    assert first[1]["content-type"].startswith("text/event-stream")
+    versions = re.findall(rb"id: (\S+)\n", first[2])
+    assert versions
+    second = get(app, "/feed", accept="text/event-stream", last_event_id=versions[-1].decode())
+    assert b'"full":true' in first[2]
+    assert b'"full":true' not in second[2]
+    assert re.findall(rb"id: (\S+)\n", second[2])
+    assert len(asked) == 2
+    app.feed.close()
+    locks.close()
+
+
+def test_head_starts_no_stream_and_is_no_viewer(locks):
+    app = web.app(locks, authorize=web.anybody)
+    for accept, kind in (("text/event-stream", "text/event-stream"), ("*/*", "application/json")):
+        status, headers, body = get(app, "/feed", method="HEAD", accept=accept)
+        assert (status, headers["content-type"].split(";")[0], body) == (200, kind, b"")
+    assert not app.feed.topics

@@ -119,7 +119,9 @@ class Feed:
     def leave(self, topic: str, listener: Callable[[], object]) -> None:
         """The opposite of listen()."""
         with self._mutex:
-            self._topic(topic).listeners.discard(listener)
+            if (found := self.topics.get(topic)) is not None:
+                found.listeners.discard(listener)
+                found.polled_until = max(found.polled_until, time.monotonic() + POLLS)  # its next stream begins soon
 
     def poll(self, topic: str, version: str, timeout: float = 0.0) -> list[bytes]:
         """As `after`, for a viewer that asks again and again. Waits for news for `timeout` seconds at most."""
@@ -194,7 +196,7 @@ class Feed:
             with self._mutex:
                 if any(topic.is_watched for topic in self.topics.values()):
                     watched_at = began
-                elif self._closing or began - watched_at > LINGER:
+                if self._closing or began - watched_at > LINGER:
                     self._end()
                     return
             rest = 1.0

@@ -136,7 +136,9 @@ class Site:
         if self.streams and "text/event-stream" in asked.headers.get("accept", ""):
             version = asked.headers.get("last-event-id") or version
             headers = {"Content-Type": "text/event-stream; charset=utf-8", "X-Accel-Buffering": "no"}
-            return Answer(200, headers=headers, topic=topic, version=version)
+            return Answer(200, headers=headers, topic="" if asked.method == "HEAD" else topic, version=version)
+        if asked.method == "HEAD":  # it counts as no viewer
+            return Answer(200, headers={"Content-Type": "application/json"})
         messages = self.feed.poll(topic, version, timeout=0.0 if version else 3.0)
         return Answer(200, b"[" + b",".join(messages) + b"]", {"Content-Type": "application/json"})
 

@@ -58,9 +58,10 @@ function stream(take) {
   const source = new EventSource(address());
   source.onmessage = (event) => take(JSON.parse(event.data));
   source.onerror = () => {
-    broken = true;
+    if (source.readyState === EventSource.CONNECTING) return; // each stream ends after a while: the browser asks for the next
+    broken = true; // refused, or a bad reply
     tick();
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => stream(take), 2000); // refused, or a bad reply
+    setTimeout(() => stream(take), 2000);
   };
 }
 
@@ -83,7 +84,7 @@ function fail() {
 }
 
 function tick() {
-  const silent = last ? (performance.now() - last) / 1000 : 0;
+  const silent = (performance.now() - last) / 1000; // or since the page began to load
   const lost = broken || silent > SILENCE;
   const error = state.head?.error ?? "";
   const live = Boolean(last) && !lost && !error && !failed;
@@ -91,7 +92,7 @@ function tick() {
   if (live) state.now = base + silent;
   state.live = live;
   document.body.classList.toggle("stale", Boolean(last) && !live);
-  const words = !last ? (broken ? "No connection" : "Connecting") : lost ? "Connection lost" : error ? "No answer from the server" : failed ? "This page has failed: load it again" : "Live";
+  const words = !last ? (lost ? "No connection" : "Connecting") : lost ? "Connection lost" : error ? "No answer from the server" : failed ? "This page has failed: load it again" : "Live";
   const shown = document.getElementById("state");
   if (shown.textContent !== words) shown.textContent = words;
   document.getElementById("live").dataset.state = live ? "live" : last ? "lost" : "wait";
