@@ -67,7 +67,8 @@ def alias_of(name: str) -> Alias:
         raise ConfigError(f"INTERLOCK has no alias {name!r}. It has {', '.join(map(repr, setting)) or 'none'}")
     entry, place = setting[name], f"INTERLOCK[{name!r}]"
     if not isinstance(entry, dict):
-        raise ConfigError(f"{place} must be a dict with one of {', '.join(SERVERS)}, not {entry!r}. Write {EXAMPLE}")
+        wrong = type(entry).__name__  # its value may have a password
+        raise ConfigError(f"{place} must be a dict with one of {', '.join(SERVERS)}, not {wrong}. Write {EXAMPLE}")
     values: dict[Any, Any] = entry
     _check_known(place, values, KEYS)
     named = [key for key in SERVERS if values.get(key) is not None]
@@ -77,7 +78,8 @@ def alias_of(name: str) -> Alias:
         raise ConfigError(f"{place} names no server. Write {EXAMPLE} in the settings, or set $INTERLOCK_URL")
     options = values.get("OPTIONS") or {}
     if not isinstance(options, dict):
-        raise ConfigError(f"{place}['OPTIONS'] must be a dict of the options of an Interlock, not {options!r}")
+        wrong = type(options).__name__
+        raise ConfigError(f"{place}['OPTIONS'] must be a dict of the options of an Interlock, not {wrong}")
     _check_known(f"{place}['OPTIONS']", options, OPTIONS)
     server = named[0] if named else ""
     return Alias(name, server, values.get(server), values.get("PREFIX", "lock:"), options)
@@ -105,7 +107,9 @@ def _setting() -> dict[str, object]:
     if not isinstance(setting, dict) or not all(
         isinstance(name, str) for name in cast("dict[object, object]", setting)
     ):
-        raise ConfigError(f"INTERLOCK must be a dict of aliases, not {setting!r}. Write {EXAMPLE}")
+        raise ConfigError(
+            f"INTERLOCK must be a dict of aliases, each key a str. It is a {type(setting).__name__}. Write {EXAMPLE}"
+        )
     return cast("dict[str, object]", setting)
 
 

@@ -15,6 +15,7 @@ from interlock.contrib.django.middleware import LocksMiddleware
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
 LOCMEM = "django.core.cache.backends.locmem.LocMemCache"
+SECRET = "hunter2"
 AWAY = "redis://localhost:1/0"
 MEMORY = {"default": {"BACKEND": LOCMEM}}
 
@@ -76,6 +77,9 @@ class Settings(SimpleTestCase):
             ({"default": {"CACHE": "broken"}}, "the cache 'broken' can't be used"),
             ({"default": AWAY}, r"INTERLOCK\['default'\] must be a dict"),
             (AWAY, "INTERLOCK must be a dict of aliases"),
+            ({"default": f"redis://:{SECRET}@localhost"}, "not str"),  # and the message keeps what it is
+            ({"default": {"URL": AWAY, "OPTIONS": f"password={SECRET}"}}, "not str"),
+            (f"redis://:{SECRET}@localhost", "It is a str"),
         ):
             broken = {"BACKEND": "nosuch.module.Cache", "LOCATION": AWAY}
             with self.subTest(wrong), with_settings(wrong, broken=broken), mock.patch.dict(os.environ):
@@ -86,6 +90,7 @@ class Settings(SimpleTestCase):
                 (found,) = run_checks(tags=["interlock"])
                 self.assertEqual(found.id, "interlock.E001")
                 self.assertRegex(found.msg, said)
+                self.assertNotIn(SECRET, found.msg)
         with with_settings({"other": {"URL": AWAY}}):
             with self.assertRaisesRegex(ConfigError, "no alias 'default'. It has 'other'"):
                 locks.lock("a")
