@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 from urllib.parse import quote
 
 import pytest
@@ -120,3 +122,99 @@ def test_another_site_opens_no_topic(page):
     for site in ("same-origin", "none"):
         assert get(page, "/feed", HTTP_SEC_FETCH_SITE=site)[0] == 200
     assert [*page.feed.topics] == ["now"]
+
+
+def ends(*threads):
+    """Whether these have ended."""
+    for each in threads:
+        each.join(30)
+    return not any(each.is_alive() for each in threads)
+
+
+def test_a_viewer_of_what_is_watched_hurries_nobody(feed, monkeypatch):
+    """Else each question of each viewer would be a look."""
+    monkeypatch.setattr(feed, "_run", threading.Event().wait)  # a reader that does nothing
+    feed.poll("now", "")
+    assert feed._wake.is_set()
+    feed._wake.clear()
+    for _ in range(3):
+        feed.poll("now", "")
+        feed.listen("now", print)
+    assert not feed._wake.is_set()
+    feed.poll("processes", "")
+    assert feed._wake.is_set()
+    monkeypatch.setattr(feed, "_thread", None)
+
+
+def test_a_reader_that_has_died_is_replaced_and_no_viewer_believes_its_versions(feed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "_run", lambda: None)
+        feed.poll("now", "")
+        dead = feed._thread
+        assert ends(dead)
+    feed._note(look("stock"))
+    epoch = feed._epoch
+    feed.poll("now", "")
+    assert feed._thread is not dead
+    assert feed._thread.is_alive()
+    assert feed._epoch != epoch
+    assert not feed._rows
+
+
+def test_a_child_of_a_fork_has_a_reader_of_its_own(feed):
+    feed.poll("now", "")
+    with feed._mutex:  # as another thread may, in the moment of a fork
+        child = os.fork()
+        if not child:
+            free = []
+            taker = threading.Thread(target=lambda: free.append(feed._mutex.acquire(timeout=5)))
+            taker.start()
+            taker.join()
+            os._exit(0 if free == [True] and feed._thread is None and not feed.topics else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_listener_that_raises_is_dropped_and_the_others_hear(feed):
+    heard = []
+
+    def gone():
+        raise RuntimeError("Event loop is closed")
+
+    feed._note(look("stock"))
+    feed._topic("now").listeners |= {gone, lambda: heard.append(1)}
+    feed._publish()
+    feed._publish()
+    assert heard == [1, 1]
+    assert gone not in feed.topics["now"].listeners
+
+
+def test_a_page_serves_again_after_its_end(feed):
+    feed.poll("now", "")
+    first = feed._thread
+    feed.close()
+    assert ends(first)
+    feed.open()
+    feed.poll("now", "")
+    assert feed._thread is not None
+
+
+def test_a_row_that_is_gone_is_gone_even_if_the_rest_of_its_look_fails(feed, monkeypatch):
+    feed._note(look("stock"))
+    (number,) = feed._rows
+    with monkeypatch.context() as patch:
+        patch.setattr(feed, "_details", lambda _opened: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            feed._note(look(gone=["stock"]))
+    feed._note(look())
+    assert not feed._rows
+    assert feed.topics["now"].change["gone"] == [number]
+
+
+def test_a_name_about_which_a_look_fails_leaves_the_others(feed, monkeypatch):
+    def details(name):
+        return {"row": 1 // (name.name != "bad")}
+
+    monkeypatch.setattr(feed, "_details_of", details)
+    found = feed._details([Name("lock", "bad", "lock:"), Name("lock", "good", "lock:")])
+    assert [*found.values()] == [{"problem": "integer division or modulo by zero"}, {"row": 1}]

@@ -47,6 +47,8 @@ class AsgiPage:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
                 await asyncio.to_thread(self.feed.close)
+            else:  # of a second life, too
+                self.feed.open()
             await send({"type": f"{message['type']}.complete"})
             if message["type"] == "lifespan.shutdown":
                 return

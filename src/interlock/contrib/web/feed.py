@@ -13,9 +13,11 @@ is a part of the message: with the last picture, and when that was true. (d) A v
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -89,11 +91,17 @@ class Feed:
     def __init__(self, target: Any, *, label: str, examine: Callable[[], list[dict[str, str]]] | None = None) -> None:
         """`target`: what an Interlock takes, or its address. `examine`: what the doctor finds, for the health page."""
         self.target, self.label, self.examine = target, label, examine
+        self._begin_anew()
+        _feeds.add(self)
+
+    def _begin_anew(self) -> None:
+        """Know nothing, as at the start: also in a process that was forked, where another thread may hold the mutex."""
         self.topics: dict[str, Topic] = {}
         self.pasts = Pasts()
         self.url = ""
         self._rows: dict[int, dict[str, Any]] = {}
         self._numbers: dict[Name, int] = {}
+        self._gone: list[int] = []  # numbers of rows that are no more, of which no message has told yet
         self._next_number = secrets.randbelow(2**52)  # so that a row of another process never has the same; exact in JS
         self._mutex = threading.RLock()
         self._news = threading.Condition(self._mutex)
@@ -113,8 +121,9 @@ class Feed:
     def listen(self, topic: str, listener: Callable[[], object]) -> None:
         """Call `listener` after each look, until leave(). Any thread may call it, and it must not block."""
         with self._mutex:
-            self._topic(topic).listeners.add(listener)
-            self._begin()
+            found = self._topic(topic)
+            self._begin(is_new=not found.is_watched)
+            found.listeners.add(listener)
 
     def leave(self, topic: str, listener: Callable[[], object]) -> None:
         """The opposite of listen()."""
@@ -128,8 +137,8 @@ class Feed:
         until = time.monotonic() + timeout
         with self._mutex:
             found = self._topic(topic)
+            self._begin(is_new=not found.is_watched)
             found.polled_until = time.monotonic() + POLLS
-            self._begin()
             while not (messages := self.after(topic, version)) and (left := until - time.monotonic()) > 0:
                 self._news.wait(left)
             return messages
@@ -160,6 +169,11 @@ class Feed:
         """Look now."""
         self._wake.set()
 
+    def open(self) -> None:
+        """Let viewers begin a reader again, after close()."""
+        with self._mutex:
+            self._closing = False
+
     def close(self) -> None:
         """End the reader."""
         with self._mutex:
@@ -181,9 +195,15 @@ class Feed:
             found = self.topics[topic] = Topic(Name(*name) if first == LOCK else None)
         return found
 
-    def _begin(self) -> None:
-        self._wake.set()  # a new viewer waits for no look
-        if self._thread is None and not self._closing:
+    def _begin(self, *, is_new: bool) -> None:
+        """Have a reader. `is_new`: nobody watches this topic yet, so its viewer waits for no look. Under the mutex."""
+        if is_new:
+            self._wake.set()
+        if (self._thread is None or not self._thread.is_alive()) and not self._closing:
+            if self._thread is not None:  # it died: what it knew of names is old, and no viewer's version counts
+                self._rows.clear()
+                self._numbers.clear()
+                self._epoch = secrets.token_hex(4)
             self._thread = threading.Thread(target=self._run, name="interlock-page", daemon=True)
             self._thread.start()
 
@@ -218,9 +238,10 @@ class Feed:
                     self._head |= {"error": str(error) or type(error).__name__}
                 self._look_at_the_rest(began)
                 self._publish()
-            # A new viewer, or a revocation, is served at once; but not more often than a tenth of a second.
-            if self._wake.wait(max(0.0, began + rest - time.monotonic())):
-                time.sleep(0.1)
+            # A new viewer, or a revocation, is served at once; but a look rests three times as long as it took.
+            took = time.monotonic() - began
+            if self._wake.wait(max(0.0, rest - took)):
+                time.sleep(min(rest, max(0.1, 3 * took)))
 
     def _end(self) -> None:
         """Nobody watches: forget everything but the pasts. Under the mutex."""
@@ -255,17 +276,19 @@ class Feed:
             if self._rows.get(number) != row:
                 rows[number] = row
                 changed.append(row)
-        gone = [number for name in look.gone if (number := self._numbers.pop(name, None)) is not None]
         for name in look.gone:
             self.pasts.forget(name, look.now)
+            if (number := self._numbers.pop(name, None)) is not None:
+                with self._mutex:
+                    self._rows.pop(number, None)
+                    self._gone.append(number)
         if self._looks % PRUNE == 0:
             self.pasts.prune()
         details = self._details(opened)
         deadlocks = [deadlock_row(each, look.now) for each in look.deadlocks]
         with self._mutex:
             self._rows |= rows
-            for number in gone:
-                self._rows.pop(number, None)
+            gone, self._gone = self._gone, []
             topic = self._topic(NOW)
             topic.change = {"rows": changed, "gone": gone, "deadlocks": deadlocks}
             topic.whole = {"rows": list(self._rows.values()), "gone": [], "deadlocks": deadlocks}
@@ -285,20 +308,22 @@ class Feed:
     def _details(self, opened: Sequence[Name]) -> dict[Name, dict[str, Any]]:
         """What the pages of single names show."""
         found = dict[Name, dict[str, Any]]()
-        session = self.locks()._session
         for name in opened:
             try:
-                view = run(session.views.look(session.core, name.name, name.prefix, MOST))
-            except LockError as error:
-                found[name] = {"problem": str(error)}
-                continue
-            kind = Name(view.kind, name.name, name.prefix) if view.kind else name
-            past = self.pasts.look(kind, view) if view.is_known else self.pasts.of.get(kind)
-            document: dict[str, Any] = {"past": past.as_json()} if past is not None else {}
-            moments = past.moments if past is not None else Pasts().look(kind, view).moments
-            document |= {"row": row_of(0, kind, view, moments), "details": details_of(view, moments, SHOWN)}
-            found[name] = document
+                found[name] = self._details_of(name)
+            except Exception as error:  # noqa: BLE001 (the other names go on)
+                found[name] = {"problem": str(error) or type(error).__name__}
         return found
+
+    def _details_of(self, name: Name) -> dict[str, Any]:
+        session = self.locks()._session
+        view = run(session.views.look(session.core, name.name, name.prefix, MOST))
+        kind = Name(view.kind, name.name, name.prefix) if view.kind else name
+        past = self.pasts.look(kind, view) if view.is_known else self.pasts.of.get(kind)
+        document: dict[str, Any] = {"past": past.as_json()} if past is not None else {}
+        moments = past.moments if past is not None else Pasts().look(kind, view).moments
+        document |= {"row": row_of(0, kind, view, moments), "details": details_of(view, moments, SHOWN)}
+        return document
 
     def _look_at_the_rest(self, now: float) -> None:
         """The audit and the health, which change seldom."""
@@ -359,10 +384,26 @@ class Feed:
                 topic.version += 1
                 topic.log.append((topic.version, _encoded(self._message(topic) | topic.change)))
                 topic.change = {}
-            listeners = [each for topic in self.topics.values() for each in topic.listeners]
+            listeners = [(topic, each) for topic in self.topics.values() for each in topic.listeners]
             self._news.notify_all()
-        for each in listeners:
-            each()
+        for topic, each in listeners:
+            try:
+                each()
+            except Exception:  # noqa: BLE001 (one viewer's event loop has ended, and the others go on)
+                with self._mutex:
+                    topic.listeners.discard(each)
+
+
+_feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for feed in _feeds:
+        feed._begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _encoded(message: dict[str, Any]) -> bytes:
