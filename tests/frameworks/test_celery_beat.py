@@ -179,7 +179,7 @@ def test_a_beat_whose_broker_is_away_sends_later_what_it_must_send_at_least_once
             one.says("Sending due task job")
             one.says("Message Error")
             node.restart()
-            wait_until(lambda: sent(client).total() >= 3)
+            wait_until(lambda: sent(client).total() >= 3 and sent(client, "job").total() >= messages)
             assert sent(client, "job").total() == messages
             wait_until(lambda: int(notes.hget(NOTES, "job").split()[0]) == 8)
 

@@ -7,6 +7,7 @@ settings, checks, the middleware, commands and fences. Here are the processes.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -180,7 +181,7 @@ def shoppers(web: Web, path: str, requests: int = REQUESTS):
             began = time.monotonic()
             try:
                 answers.append((number % ORDERS + 1, *web.get(path.format(number % ORDERS + 1))))
-            except OSError:  # its worker was killed
+            except (OSError, http.client.HTTPException):  # its worker was killed, perhaps in mid-answer
                 answers.append((number % ORDERS + 1, 0, ""))
             times.append(time.monotonic() - began)
 

@@ -577,7 +577,7 @@ def test_a_holder_in_asyncio_and_one_in_a_thread_are_told_by_whom_and_why(server
         with subprocess.Popen(
             [sys.executable, "-c", code], env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         ) as process:
-            assert process.stdout.readline() == "in\n"
+            assert process.stdout.readline() == "in\n", process.communicate()[1]
             status, written, _ = interlock("revoke", "a", "--reason", "the disk is full", "--grace", "60")
             _, errors = process.communicate(timeout=60)
         assert status == 0 and f"process {process.pid}" in written
