@@ -98,8 +98,7 @@ def test_nobody_looking_costs_nothing_and_ten_viewers_cost_what_one_costs(serve,
             browser.driver.switch_to.window(window)
             browser.driver.close()
         browser.driver.switch_to.window(first)
-        assert unwatched <= 4  # its own renewals and reports
-        assert one > unwatched
+        assert unwatched * 2 < one, (unwatched, one)  # in as many seconds: only the shop's own renewals and reports
         assert ten <= 2 * one, (one, ten)
 
 
