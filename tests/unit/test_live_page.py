@@ -26,6 +26,7 @@ def feed():
     made = Feed(NOWHERE, label="test")
     yield made
     made.close()
+    assert made._thread is None or ends(made._thread)  # a thread that stays fails the tests behind this one
 
 
 def look(*names, gone=()):
@@ -101,6 +102,7 @@ def page(locks):
     app = web.wsgi_app(locks, authorize=web.anybody)
     yield app
     app.feed.close()
+    assert app.feed._thread is None or ends(app.feed._thread)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,8 @@ def ends(*threads):
 
 def test_a_viewer_of_what_is_watched_hurries_nobody(feed, monkeypatch):
     """Else each question of each viewer would be a look."""
-    monkeypatch.setattr(feed, "_run", threading.Event().wait)  # a reader that does nothing
+    over = threading.Event()
+    monkeypatch.setattr(feed, "_run", over.wait)  # a reader that does nothing
     feed.poll("now", "")
     assert feed._wake.is_set()
     feed._wake.clear()
@@ -143,7 +146,8 @@ def test_a_viewer_of_what_is_watched_hurries_nobody(feed, monkeypatch):
     assert not feed._wake.is_set()
     feed.poll("processes", "")
     assert feed._wake.is_set()
-    monkeypatch.setattr(feed, "_thread", None)
+    over.set()
+    assert ends(feed._thread)
 
 
 def test_a_reader_that_has_died_is_replaced_and_no_viewer_believes_its_versions(feed, monkeypatch):
