@@ -46,10 +46,12 @@ class Inside:
 
     def __enter__(self) -> None:
         mine = f"{os.getpid()}:{time.monotonic_ns()}"
-        other = witness.set(self.key, mine, get=True)
+        with witness.pipeline() as both:  # at once: a test kills who is inside
+            both.set(self.key, mine, get=True)
+            both.rpush(f"began:{self.key}", mine)
+            other, _ = both.execute()
         if other is not None and lives(int(other.split(":")[0])):
             witness.rpush("overlaps", f"{self.key} {other} {mine}")
-        witness.rpush(f"began:{self.key}", mine)
 
     def __exit__(self, *_: object) -> None:
         witness.delete(self.key)
