@@ -80,7 +80,9 @@ def scene(tmp_path):
             things = before.ls()
             # A deadlock counts once the reports show that all of it was true at one moment.
             is_said = {(each.name, len(each.waiters)) for each in things} == said
-            return is_said and deadlocks.find(things, min_wait=0)
+            # The server knows a waiter at once, and its line of code when its process has reported it.
+            has_lines = all(party.place for each in things for party in (*each.holders, *each.waiters))
+            return is_said and has_lines and deadlocks.find(things, min_wait=0)
 
         wait_until(is_known, within=60)
         stopped.send_signal(signal.SIGSTOP)
