@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 import interlock
+import interlock.embedded
 from harness import postgres
 from harness.modes import wait_until
 from harness.processes import state_of
@@ -433,7 +434,14 @@ print("tried")
 """
 
 
-def test_the_project_of_the_page_works(start, server, tmp_path):
+@pytest.fixture
+def own_server():
+    """A server on which no other test has run `nightly` just now."""
+    with interlock.embedded.Server() as own:
+        yield own
+
+
+def test_the_project_of_the_page_works(start, server, own_server, tmp_path):
     """The page's blocks of code, each put into the file that its first line names."""
     page = Path(__file__).parents[2] / "docs" / "frameworks" / "django.md"
     place = tmp_path / "project"
@@ -446,7 +454,7 @@ def test_the_project_of_the_page_works(start, server, tmp_path):
     files["manage.py"] = (PROJECT / "manage.py").read_text()
     for name, code in files.items():
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(code.replace("redis://localhost:6379/0", server.url))
+        (place / name).write_text(code.replace("redis://localhost:6379/0", own_server.url))
     assert {name for name, _ in blocks} == {
         "settings.py", "shop/views.py", "shop/wrong.py", "shop/models.py", "shop/management/commands/nightly.py",
     }  # fmt: skip
