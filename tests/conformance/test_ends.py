@@ -10,7 +10,7 @@ import pytest
 from harness.modes import real, until
 from interlock import LeaseState
 from interlock._client.grant import Grant
-from interlock._client.leaving import Left
+from interlock._client.unread_releases import Left
 from interlock._protocol.run_to_end import run
 from interlock.errors import ConfigError
 

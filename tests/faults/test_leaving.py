@@ -23,7 +23,7 @@ from harness.clock import machine_time
 from harness.modes import SLACK, outcome, real, until, wait_until
 from interlock import ConfigError, LeaseLost, LeaseState
 from interlock._client import leaving
-from interlock._client.leaving import LOOK_AFTER, LOST_AFTER
+from interlock._client.unread_releases import LOOK_AFTER, LOST_AFTER
 from interlock._session import session
 
 rule = pytest.mark.rule

@@ -74,9 +74,9 @@ if TYPE_CHECKING:
 
     from interlock._client.book import Book
     from interlock._client.lease_ends import LeaseEnds
-    from interlock._client.leaving import Leaving
     from interlock._client.people import SayMore
     from interlock._client.places import Place
+    from interlock._client.unread_releases import Leaving
     from interlock._client.waiting import Waiters
     from interlock._protocol.resource import Resource
 

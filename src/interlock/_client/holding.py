@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from interlock._client.giving_back import GivingBack
-    from interlock._client.leaving import Leaving
     from interlock._client.retries import Requests
+    from interlock._client.unread_releases import Leaving
 
 
 class Holding:

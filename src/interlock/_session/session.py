@@ -19,11 +19,11 @@ from interlock._client.book import Book
 from interlock._client.cohorts import Cohorts
 from interlock._client.grant import Attempt, Grant
 from interlock._client.lease_ends import DROPPED, LeaseEnds
-from interlock._client.leaving import Leaving
 from interlock._client.owed import Owed
 from interlock._client.renewal import Renewer
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
+from interlock._client.unread_releases import Leaving
 from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
 from interlock._people import grant_log, observer
