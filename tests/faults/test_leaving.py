@@ -22,7 +22,7 @@ import interlock.aio
 from harness.clock import machine_time
 from harness.modes import SLACK, outcome, real, until, wait_until
 from interlock import ConfigError, LeaseLost, LeaseState
-from interlock._client import leaving
+from interlock._client import unread_releases
 from interlock._client.unread_releases import LOOK_AFTER, LOST_AFTER
 from interlock._session import session
 
@@ -462,7 +462,7 @@ async def test_close_is_bounded_if_the_reply_does_not_come(mode, clean, proxy):
 @rule(8)
 async def test_close_and_the_worker_do_not_wait_for_one_reply_at_once(mode, clean, proxy, monkeypatch):
     monkeypatch.setattr(session, "CLOSE_TIMEOUT", 40.0)
-    monkeypatch.setattr(leaving, "LOST_AFTER", 40.0)
+    monkeypatch.setattr(unread_releases, "LOST_AFTER", 40.0)
     locks = mode.interlock(f"{proxy.url}?socket_timeout=50", confirm=False)
     async with locks.lock("a"):
         proxy.hold = True
