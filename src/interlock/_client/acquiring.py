@@ -7,11 +7,12 @@ request serves as the retry after a lost reply, as the poll of a waiter, and as 
 Rules.
 (a) The client relies on a lease until `Hold.deadline`: the ttl by the client's own clock, counted from *before* the
     request was sent, less a margin.
-(b) The client undoes every attempt that does not end in a `Hold`, after a timeout, a cancellation or Ctrl-C alike.
+(b) An attempt that fails keeps no grant and no place in a queue, after a timeout, a cancellation or Ctrl-C alike: the
+    client undoes what the attempt may have left in the server, or the next caller of its cohort takes that over.
 (c) An attempt is *in doubt* if one of its requests was sent and got no reply: a copy of the request may still reach
     the server. The release or undo of an attempt in doubt leaves a tombstone, so that the server refuses the copy.
-(d) Nothing here knows threads, asyncio, sockets or wall clocks: the server deals with these. The server for threads
-    never suspends a coroutine, so `run()` drives this code with no event loop.
+(d) Nothing here knows threads, asyncio, sockets or wall clocks: the `Server` and its `Runtime` deal with these. Those
+    for threads never suspend a coroutine, so `run()` drives this code with no event loop.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ if TYPE_CHECKING:
     from interlock._client.waiting import Waiters
     from interlock._protocol.resource import Resource
 
-LONG_TIMEOUT: Final = 5.0  # seconds: a caller that waits so long asks once more before its time is over,
-LAST_QUESTION: Final = 0.4  # this many seconds before
+LONG_TIMEOUT: Final = 5.0  # seconds: a caller with this timeout or a longer one asks once more before its time is over
+LAST_QUESTION: Final = 0.4  # seconds before the end of that time at which it asks
 
 
 class Core:
@@ -115,14 +116,14 @@ class Core:
         self.caller = caller  # the name of the thread or task that uses the resource, and itself if that is known
         self.try_for = try_for  # seconds that a call which does not wait may take
         self.frames_to_user = frames_to_user  # the least depth of the stack at which attempt() may find the user's code
-        self.has_cohorts = not server.is_quorum  # whose voters would have to reserve the fences together
+        self.has_cohorts = not server.is_quorum  # all servers of a quorum would have to reserve the same fences
         self.points = Points()
         self.giving_back = GivingBack(ends, self.points)
         self.holding = Holding(self.requests, self.giving_back, leaving, max_ttl)
         self.self_waits = SelfWaits(self.book, all_books)
         self.turns = Turns(self.requests, self.cohorts, self.giving_back, self.self_waits, self._begin_section)
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder
-        self.all_waits = all_waits  # the same: what their callers wait for
+        self.all_waits = all_waits  # the attempts that wait, of all clients in this process
 
     def attempt(
         self,
@@ -150,7 +151,7 @@ class Core:
         name, caller = self.caller(resource)
         try:
             frame: FrameType | None = sys._getframe(self.frames_to_user)  # as calling_place() does
-        except ValueError:  # C code calls
+        except ValueError:  # the stack is not that deep: C code calls
             frame = None
         while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
             frame = frame.f_back
@@ -241,7 +242,7 @@ class Core:
         return max(RETRY_FOR, self.try_for)
 
     async def _before_next_request(self, attempt: Attempt, reply: Queued | Busy | Retry | Refused) -> None:
-        """Do what the reply calls for before the next request: wait, search a proof, or nothing.
+        """Do what the reply calls for before the next request: wait, search for a proof, or nothing.
 
         Raises the error of a final refusal, or when the time is over.
         """
@@ -251,8 +252,9 @@ class Core:
             attempt.is_queued, attempt.last_queued, attempt.generation = True, reply, reply.generation
         identity = lost_identity(reply)
         if identity and attempt.proven_identity not in (identity, NO_PROOF):
-            # One search for each lost identity, since a client may be unable to use its own proof. After a search
-            # without a proof the attempt searches no more: its waiter waits for the end of the quarantine.
+            # One search for each lost identity: the script may keep the quarantine in spite of a proof, which may not
+            # cover a ttl as short as that of the last lease. After a search without a proof the attempt searches no
+            # more: its caller waits for the end of the quarantine.
             timeout = TRY_PROOF_TIMEOUT if attempt.event is None else PROOF_TIMEOUT
             is_proven = await self.server.prove_lossless(
                 attempt.resource.keys, identity, min(attempt.until, self.runtime.now() + timeout)
@@ -294,7 +296,7 @@ class Core:
         # An error from elsewhere (a cancellation, an interrupt) may have arrived before these flags were set.
         undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None
         self.waiters.unregister(attempt)  # second: close() in another thread finds the attempt here, or its undo
-        grace_until = self.runtime.now() + UNDO_GRACE  # for both: what the caller's timeout does not bound
+        grace_until = self.runtime.now() + UNDO_GRACE  # for both waits below, which the caller's timeout does not bound
         if isinstance(error, AcquireTimeout) and self.say_more is not None:
             await self.say_more(attempt, error, grace_until)
         if undone is not None and isinstance(error, AcquireTimeout | Deadlock):
@@ -303,7 +305,7 @@ class Core:
             raise self.self_waits.busy_error(attempt, blocking) from visible_cause(error)
 
     def _blocking(self, attempt: Attempt, now: float) -> Queued | None:
-        """What kept a caller out whose time is over without an answer; None if nobody knows, or if it is long ago.
+        """What kept a caller waiting whose time is over without an answer; None if nobody knows, or it is long ago.
 
         Either the server said just before why the caller has to wait. Or other callers of the process were before this
         one for most of its time, and the server has just answered this client: see ADR 43.
@@ -361,10 +363,10 @@ class Core:
         return woken
 
     def end_waits(self, callers: Collection[object], lost: LeaseLost) -> None:
-        """End all waits of these threads: a lease was revoked in whose `with` each of them is.
+        """End all waits of these threads, each of which is inside of a `with` whose lease somebody has revoked.
 
-        Else two processes that wait for each other would do so until the lease that somebody revoked has run out. Calls
-        that a thread begins later wait as ever.
+        Else two processes that wait for each other would do so until the revoked lease has run out. Calls that a thread
+        begins later wait as ever.
         """
         for attempt in self.all_waits():
             if (event := attempt.event) is not None and attempt.live_caller in callers:

@@ -6,14 +6,15 @@ without a search and without a wake-up. The worker of ends (`LeaseEnds`) looks o
 aside the leases that need an answer of the server, for the `Renewer`, which asks.
 
 Rules.
-(a) A hold that has not ended is in a bucket, or set aside, or in both. A hold that ended is in neither: its release
-    takes it out before the release is sent.
-(b) The fixed rate is ttl/3, counted from the moment at which the last renewal was sent.
+(a) A hold that has not ended is in a bucket, or set aside, or in both. A hold that ended is in neither: the client
+    takes it out before it sends the release.
+(b) A renewal is due ttl/3 after the client sent the acquire or the last renewal that succeeded.
 (c) The client learns of a revocation within a second. A short section needs no subscription, so the client asks about
     a lease that was granted without a subscribed channel once that lease is `SUBSCRIBE_AFTER` old. After each new
     subscription the client asks at once about every lease on that channel. If the push of a revocation arrives before
     the reply that grants the lease, `early_revocations` keeps the revocation.
-(d) Timers stand still while the machine sleeps, and the clock does not: no worker sleeps longer than ttl/10 or 1 s.
+(d) Timers stand still while the machine sleeps, and the clock does not: while there is a lease, the worker of ends
+    sleeps for ttl/10 at most, and for 1 s at most.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SUBSCRIBE_AFTER: Final = 0.8
 QUESTION_BEFORE_RENEWAL: Final = 4 * SUBSCRIBE_AFTER
 QUESTION_GRAIN: Final = 0.1  # seconds: leases whose first questions are due this close together share one call
 MAX_SLEEP: Final = 1.0  # seconds that the worker of ends may sleep while there is any lease
-MAX_EARLY_REVOCATIONS: Final = 1000  # how many revocations of leases unknown here the client keeps
+MAX_EARLY_REVOCATIONS: Final = 1000  # how many of the latest revocations the client keeps
 
 
 class Bucket(dict[str, Hold]):
@@ -60,12 +61,12 @@ class Book:
         self.set_aside: dict[str, Hold] = {}  # leases to renew or ask about now
         self.subscribed_since: dict[str | None, float] = {}  # when each channel (None: all) was last subscribed
         self.resubscribed: set[str | None] = set()  # channels whose leases nobody has set aside since
-        self.early_revocations: dict[str, str] = {}  # reasons, by token, for leases unknown at that moment
+        self.early_revocations: dict[str, str] = {}  # reasons, by token: a push may arrive before the grant
 
     # What it has
 
     def all(self) -> Iterator[Hold]:
-        """Every hold; a hold that moves meanwhile may come twice."""
+        """Every hold; yields a hold that moves meanwhile once or twice."""
         for bucket in list(self.buckets.values()):
             yield from list(bucket.values())
         yield from list(self.set_aside.values())
@@ -92,7 +93,7 @@ class Book:
         return bucket if bucket is not None and bucket.get(hold.token) is hold else None
 
     def may_pass(self, hold: Hold) -> bool:
-        """Whether no renewal or question about this lease is due or under way, and no revocation has come."""
+        """Whether no renewal or question about this lease is due or under way, and no push has revoked it."""
         is_due_later = self.bucket_of(hold) is not None
         return is_due_later and not self.resubscribed and hold.token not in self.early_revocations
 
@@ -110,7 +111,7 @@ class Book:
 
     def schedule(self, hold: Hold, due: float) -> None:
         """Put the lease into the bucket of this time."""
-        token, sleep = hold.token, hold.claim.options.ttl / 10  # timers stand still in a machine's sleep
+        token, sleep = hold.token, hold.claim.options.ttl / 10  # see rule (d)
         with self.runtime.mutex:
             bucket = self.buckets.get(due)
             if bucket is None:
@@ -119,10 +120,10 @@ class Book:
                 self.buckets[due] = bucket
             bucket.max_sleep = min(bucket.max_sleep, sleep)
             bucket[token] = hold
-            hold.due = bucket.due  # one number for all of them
+            hold.due = bucket.due  # one number in memory for all holds of the bucket
             if self.set_aside:
                 self.set_aside.pop(token, None)
-        # It asks at once if the channel was subscribed while all leases were set aside.
+        # At once if a channel was subscribed while all leases were set aside: the client then asks about its leases.
         wake = 0.0 if self.resubscribed else min(due, hold.last_answered_sent + min(MAX_SLEEP, sleep))
         if wake < self.worker.asleep_until:
             self.worker.wake_at(wake)
@@ -151,7 +152,7 @@ class Book:
         if buckets and self.resubscribed:
             return now
         due = min((min(due, now + bucket.max_sleep) for due, bucket in buckets), default=FOREVER)
-        # A finalizer may also leave a lease that is set aside, so these leases limit the sleep, too.
+        # A finalizer may also orphan a lease that is set aside, so these leases limit the sleep, too.
         return min(due, now + MAX_SLEEP) if self.set_aside else due
 
     def put_aside(self, hold: Hold) -> None:
@@ -180,7 +181,7 @@ class Book:
             # Noted before the search below: Core.lease_from_grant adds its lease first and then reads the note.
             self.early_revocations[token] = why
             if len(self.early_revocations) > MAX_EARLY_REVOCATIONS:
-                self.early_revocations.pop(next(iter([*self.early_revocations])), None)  # other threads take some, too
+                self.early_revocations.pop(next(iter([*self.early_revocations])), None)  # other threads pop, too
         return next((hold for hold in self.all() if hold.token == token), None)
 
     def pushed_since(self, hold: Hold) -> float:

@@ -6,10 +6,10 @@ lease may pass to the first that waits, under the same token and with the next f
 of the idea is lock cohorting: Dice, Marathe and Shavit, 2012.
 
 Rules.
-(a) Whoever waits has somebody before it, a driver or a section. So a step that takes the last one away makes the first
-    that waits the driver.
-(b) A driver that leaves hands its attempt on, with the token and the place in the server's queue. Nothing is undone
-    while others wait.
+(a) While a caller waits, a driver or a section is before it. So a step that leaves neither makes the first caller that
+    waits the driver.
+(b) A driver that leaves hands its token on to the next one, and with the token its place in the server's queue. Nothing
+    is undone while others wait.
 (c) A lease passes only if it is certainly alive: see `may_pass`. Else the section releases it, and the next caller asks
     the server.
 (d) No caller gets a fence that the server has not reserved in the lock's record.
@@ -18,7 +18,7 @@ Rules.
 (f) An interrupt may come between any two lines. So each step has one line from which on it counts, and a caller stays
     in the queue until it has looked: the worker of ends wakes again those whose turn it is (`Cohorts.look`).
 
-This class has no threads, no clock and no I/O. `Cohorts` calls it, under the mutex.
+Nothing here knows threads, a clock or I/O. `Cohorts` calls these methods under the mutex; only `begin` needs none.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RESERVED: Final = 64  # fences that one request reserves: after so many sections
 BUDGET: Final = 0.010  # seconds for which a hold still passes on once the server has said that others wait
 RESERVED_FOR: Final = 0.1  # seconds: if the last answer is older, the client asks before the next section begins
 OTHERS_WAIT: Final = Queued(b"", 0, is_head=False)
-NOBODY: Final[dict[Attempt, None]] = {}  # waits at a lock without contention: such a cohort makes no dict of its own
+NOBODY: Final[dict[Attempt, None]] = {}  # the `waiting` of every lock without contention: one dict for all of them
 
 
 class Turn(Enum):
-    """What a caller does that has looked, if no lease has passed to it."""
+    """What a caller may do, if no lease has passed to it."""
 
     ASK = "the server"
     WAIT = "behind the others"
@@ -58,7 +58,7 @@ class Cohort:
         self.hold: Hold | None = None  # whose section a caller is in, or just wakes for
         self.waiting = NOBODY  # in order of arrival; those, too, whose turn has come and who have not looked yet
         self.reservation: Reservation | None = None  # of this hold; None before its lease has passed on
-        self._driver_since = FOREVER  # since when it, and those before it, have asked, as far as those that wait know
+        self._driver_since = FOREVER  # since when drivers have asked while others wait; FOREVER: nobody has noticed
 
     @property
     def section(self) -> Grant | None:
@@ -134,7 +134,7 @@ class Cohort:
         """What keeps a caller waiting that arrived then, as a reply of the server says it.
 
         None if the server is silent: it has not answered the driver for half of the time that this caller has waited.
-        That is no silence if it is short, and the server has lately `answered` other requests.
+        A short time without an answer is no silence if the server has lately `answered` other requests.
         """
         driver, grant = self.driver, self.section
         if grant is not None:
@@ -191,7 +191,7 @@ class Cohort:
         return self.reservation.take(now) if self.reservation is not None else 0
 
     def reserve(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
-        """Note the reply to a reservation: the section's fence, that the next ones are ours, whether others wait."""
+        """Note the reply to a reservation: the section's fence, before the reserved ones, and whether others wait."""
         if self.reservation is None:
             self.reservation = Reservation()
         self.reservation.renew(fence + 1, now, sent=sent, others_wait=others_wait)
@@ -221,7 +221,7 @@ class Reservation:
         return fence
 
     def renew(self, following: int, now: float, *, sent: float, others_wait: bool) -> None:
-        """Note that the fences from this one on are ours, and whether others wait."""
+        """Note that the server has reserved the fences from this one on, and whether others wait."""
         self._next, self._left, self._asked_at = following, RESERVED - 1, sent
         if not others_wait:
             self._passes_until = FOREVER

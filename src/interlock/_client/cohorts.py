@@ -1,7 +1,8 @@
 """All cohorts of one client, by the key of their lock: the steps of `cohort.py`, in the threads that take them.
 
-Theory. Each step is taken under the mutex, and wakes at most one caller afterwards. A caller that wakes looks what its
-turn is: to ask the server, to begin a section, or to wait on. So an event is only a hint, here as everywhere.
+Theory. A step takes place under the mutex, and wakes at most one caller afterwards; a caller that is alone needs none
+(see `join`). A caller that wakes calls `turn`, which says what the caller may do: ask the server, begin a section, or
+wait on. So an event is only a hint, here as everywhere.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class Cohorts:
         return True
 
     def reserved(self, grant: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
-        """Note the reply to a reservation: the fence of this section, and that the cohort has those that follow."""
+        """Note the reply to a reservation: the fence of this section, and that the cohort has the fences after it."""
         with self.runtime.mutex:
             cohort = self.by_key.get(grant.resource.keys[0])
             if cohort is not None and cohort.section is grant:

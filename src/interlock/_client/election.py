@@ -40,7 +40,7 @@ class Watch:
         return _leader_of(*reply)
 
     async def change(self) -> Leader | None:
-        """Wait until the leader is another than the last one reported. Returns the new leader, or None."""
+        """Wait until another leader leads than the last one reported. Returns the new leader, or None."""
         runtime = self.core.runtime
         while True:
             leader = await self.look()

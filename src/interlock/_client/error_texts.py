@@ -58,9 +58,9 @@ def seconds_text(seconds: float) -> str:
 
 
 def visible_cause(error: BaseException) -> BaseException | None:
-    """What a traceback shows as the cause, in place of this error, which only interlock knows.
+    """What a traceback shows as the cause, in place of this internal error of interlock.
 
-    That is what the user's own code raised, if it did. INTERLOCK_DEBUG=1 in the environment shows the error itself.
+    That is the error which the user's own code raised, if any. INTERLOCK_DEBUG=1 in the environment shows this error.
     """
     return error if os.environ.get("INTERLOCK_DEBUG") == "1" else error.__cause__
 

@@ -1,7 +1,7 @@
 """Giving back a lease for which no caller waits: after a cancellation, an interrupt.
 
-Theory. Whoever ends a lease in such a moment may be in a signal handler or a task that is being cancelled.
-So nothing here waits: the end of the lease counts at once, and the worker of undos sends the release.
+Theory. Code that ends a lease in such a moment may run in a signal handler, or in a task that somebody cancels. So
+nothing here waits: the end of the lease counts at once, and the worker of undos sends the release.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class GivingBack:
         It is never set if the lease belongs to another caller by now.
         """
         with self.runtime.mutex:
-            has_passed = grant.has_passed  # an interrupt came after that
-            # The undo first: close(), and who is interrupted here, find the lease among what is held or undone.
+            has_passed = grant.has_passed  # then an interrupt arrived behind that step
+            # The undo first: after an interrupt here, and in close(), the lease is still held or already undone.
             undone = self.runtime.event() if has_passed else self.undo.add(grant.hold.claim)
             grant.mark_released()
         if not has_passed:

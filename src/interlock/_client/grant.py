@@ -2,15 +2,16 @@
 
 Theory. An *attempt* lives from its first request until it is granted or undone. What the client knows of a granted
 token lives as long as the server keeps it, and is its *hold*: the deadline, when the last request was answered, which
-requests are unanswered. The book of renewals keeps holds. A *grant* is what one caller has of a hold, for one section:
-its fence, and why it ended. A cohort passes a hold on: the same hold carries the grant of the next caller from then on,
-and neither the book nor a renewal under way takes part.
+requests are unanswered. The book keeps holds. A *grant* is what one caller has of a hold, for one section: its fence,
+and why it ended. A cohort passes a hold on: the same hold carries the grant of the next caller from then on, and its
+place in the book stays the same.
 
 Rules.
 (a) `Hold.grant` alone says whose section it is. The assignment of the next grant is the one step from which on a lease
     has passed.
-(b) A grant ends once: the first reason stays. With it ends its hold, which carries no grant from then on. So no cycle
-    of references waits for the garbage collector.
+(b) A grant ends once: the first reason stays. Only if no `with` waits for the reply to its release, a reply that the
+    lease had ended replaces that reason (`LeaseEnds.lose_late`). Unless the hold has passed on, it ends with its grant,
+    and carries none from then on. So no cycle of references waits for the garbage collector.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ class AcquireOptions:
     renew: bool = True
     max_hold: float | None = None
     fair: bool = False
-    max_waiters: str = NO_BOUND  # as its messages say it
+    max_waiters: str = NO_BOUND  # as an acquire says it
     on_lost: Callable[[Any], object] | None = None
     confirm: bool = True  # whether the end of a `with` waits for the reply to its release
     joins: bool = False  # whether callers with these options join a cohort
-    polls: bool = False  # whether the head of the queue asks when its last reply says, and waits for no heartbeat
+    polls: bool = False  # whether the head of the queue asks by itself when the holder's pttl is over
     # The ttl in the words of an acquire, made once for all attempts
     ttl_ms: str = field(init=False)
     handover_ttl_ms: str = field(init=False)
@@ -111,7 +112,7 @@ NO_LEASE: Final = AcquireOptions(HANDOVER_TTL)  # of an attempt that gets no lea
 
 @dataclass(slots=True, eq=False)
 class Attempt(Question):
-    """One try to acquire a resource, from its first request until it is granted or undone: see Core.attempt."""
+    """What one call does to acquire a resource, from its first request to its grant or undo: see Core.attempt."""
 
     # What the caller wants, of the resource of the question
     token: str
@@ -135,7 +136,7 @@ class Attempt(Question):
     proven_identity: str = ""  # the lost identity about which a search found that no lease was lost; or NO_PROOF
     extended_until: float = 0.0  # until when the server may keep the lease after extend()
     waits_since: float = FOREVER  # since when the caller waits; FOREVER if it never had to
-    outer_loss: LeaseLost | None = None  # a lease was revoked in whose `with` the thread waits: it waits no more
+    outer_loss: LeaseLost | None = None  # somebody revoked the lease of a `with` inside of which the thread waits
     observation: Any = None  # what observers keep about it: nothing here reads it
 
     @property
@@ -173,7 +174,7 @@ class Attempt(Question):
         former.is_queued = former.was_granted = former.in_doubt = False
 
     def claim(self, token: str) -> Attempt:
-        """What has to be released of this attempt under this token, of which a request may be on its way."""
+        """A new attempt in doubt, whose release gives back what this one may have in the server under this token."""
         claim = Attempt(self.resource, token, self.options)
         claim.in_doubt = True
         return claim
@@ -195,7 +196,7 @@ class Hold:
     fork_count: int = 0  # in which process the lease was granted
     renewal_failing: bool = False
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
-    due: float = FOREVER  # the key of its bucket in the book of the renewal, which alone knows whether it is there
+    due: float = FOREVER  # the key of its bucket in the book, which alone knows whether it is there
     grant: Grant | None = None  # what it carries now; None: it has ended
 
     @property

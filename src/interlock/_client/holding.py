@@ -1,13 +1,13 @@
 """What a caller does with a lease that it holds: release it, leave its section, lengthen it, write under it.
 
-Theory. The lease is relied on until `Hold.deadline`. Each operation looks first whether it has ended, and refuses
-without I/O if it has. A release ends the lease here before it asks the server, so that no renewal follows it.
+Theory. A caller relies on its lease until `Hold.deadline`. Each operation looks first whether the lease has ended, and
+refuses without I/O if it has. A release ends the lease here before it asks the server, so that no renewal follows it.
 
 Rules.
- (a) Renewal ends before the release is sent.
+ (a) The client takes the lease out of the book before it sends the release.
  (b) The first reply to a release counts: before the next one, another client may have released its own lease.
  (c) While a request of the user about a lease has no reply (`Hold.unanswered`), the lease passes to no other section.
- (d) An `execute` is sent once.
+ (d) The client sends an `execute` once.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Holding:
         return True
 
     async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
-        """Release a lease that had not ended `now`. See release().
+        """Release a lease that had not ended at the time `now`. See release().
 
         Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Leaving.leave`.
         """

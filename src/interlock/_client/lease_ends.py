@@ -57,11 +57,11 @@ class LeaseEnds:
         self.runtime = book.runtime
         self.cohorts = cohorts
         self.undo = undo
-        self.waiters = waiters  # may have to ask again, which no silent server may delay
+        self.waiters = waiters  # this worker wakes them after a subscription, since no silent server delays it
         self.reports = reports  # what a user's code learns: nothing here calls it
         self.points = Points()  # what observers learn of workers, which leave it to `reports`; the renewer shares it
         self.wake_renewer_at = wake_renewer_at
-        self.on_tick = on_tick  # is called, within a second, whenever a lease is held
+        self.on_tick = on_tick  # called at least once a second while a lease is held
         self.orphans: deque[tuple[Grant, str]] = deque()  # leases that nobody can release, and why they end
         self.dropped: deque[tuple[float, Attempt]] = deque(maxlen=1000)  # see _remember_for_close()
         self.next_end = FOREVER  # the first deadline of the leases that are set aside
@@ -94,9 +94,9 @@ class LeaseEnds:
             self._report_lost(grant, why, str(grant.error(why)))
 
     def why_lost(self, grant: Grant, why: str) -> str:
-        """This reason, and for how long the process stood still, if no renewal was sent because of that.
+        """This reason; and for how long the process stood still, if that kept the client from renewing the lease.
 
-        It did so if the worker of ends was to run before the last third of the ttl, and has not run until its end.
+        It stood still if the worker of ends was to run before the last third of the ttl, and had not run at its end.
         """
         hold, now, since = grant.hold, self.runtime.now(), self.book.worker.late_since
         if why != Grant.EXPIRED or hold.renewal_failing or not since + hold.ttl / 3 <= hold.deadline <= now:
@@ -110,7 +110,7 @@ class LeaseEnds:
         self.book.remove(hold)
 
     def lose_late(self, grant: Grant, lease: Any) -> None:
-        """Report a loss that only the reply to the release tells, for which the end of the `with` did not wait."""
+        """Report a loss that the reply to a release has shown, for which the end of the `with` did not wait."""
         grant.end_reason = ENDED_BEFORE_RELEASE
         self._notify(grant, lease)
         self._report_lost(grant, ENDED_BEFORE_RELEASE, str(grant.error(ENDED_BEFORE_RELEASE)))
@@ -123,8 +123,8 @@ class LeaseEnds:
     def orphaned(self, grant: Grant, why: str) -> None:
         """End a lease that nobody can release any more. A finalizer calls this: it does no I/O, and takes no lock.
 
-        If it is DROPPED, its caller may still work, so the lease runs out by itself, or until the session closes. Else
-        the worker releases it.
+        If `why` is DROPPED, its caller may still work, so the lease runs out by itself, unless the session closes
+        before. Else the worker releases it.
         """
         # First, since an interrupt may end the finalizer at any later step: the worker of ends then does the rest.
         self.orphans.append((grant, why))

@@ -1,13 +1,13 @@
 """Where people are plugged in: what the client calls for them, and never asks. `_people` stands behind it.
 
-Theory. What callers do is reported to `Core.points`, what workers do to `LeaseEnds.points`. Their `people` are None
-while nobody observes. Each point below looks at it once, and calls it if somebody does:
+Theory. The code of callers reports to `Core.points`, that of workers to `LeaseEnds.points`. The attribute `people` of
+both is None while nobody observes. Each point reads it once, and calls one method of it if it is not None:
 
     if (people := self.points.people) is not None:  # in one step: another thread may switch
         people.released(grant, now)
 
-Rules. (a) Nothing is returned, so that no decision can depend on an observer. (b) No point is under the mutex, or in a
-finalizer. (c) An observer raises nothing here but an interrupt. So each point stands where an interrupt may arrive.
+Rules. (a) These methods return nothing, so that no decision can depend on an observer. (b) No point is under the mutex,
+or in a finalizer. (c) An observer raises nothing here but an interrupt. So each point stands where one may arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SayMore(Protocol):
-    """Adds to the error of a caller whose time is over what is known of the holder by the time `until`.
+    """Adds to the error of a caller whose time is over what people know of the holder, and returns by `until`.
 
     Raises nothing of its own.
     """

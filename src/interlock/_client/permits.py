@@ -29,7 +29,7 @@ HOLDERS_BATCH: Final = 500  # holders in one reply; more than get a lease, or re
 async def every_holder(core: Core, resource: Resource) -> list[bytes]:
     """The tokens of all holders, asked for in batches, so that no request blocks the server for long.
 
-    A holder is in one of the batches at least, even if its lease is renewed meanwhile: its end only moves on.
+    Each holder is in at least one batch, even if its lease is renewed meanwhile: its end only moves to a later time.
     """
     found: dict[bytes, None] = {}
     from_ms = 0

@@ -1,7 +1,6 @@
 """The lines of the user's code that messages name. Noting a place is cheap: only a message computes its line.
 
-Rules. (a) A place keeps a code object and no frame, since a frame would keep the user's variables alive. (b) Whether a
-place is a `with` is read from the bytecode there: an exit stack or a call of `__enter__` holds a lock without one.
+Rule. A place keeps a code object and no frame, since a frame would keep the user's variables alive.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ def _span_of(code: CodeType, offset: int) -> tuple[int | None, ...]:
 def interrupted_calls() -> Iterator[Mapping[str, Any]]:
     """The local variables of each function of interlock below the user's code that makes the current call.
 
-    There is one only if that code is a signal handler or a finalizer that interrupted interlock, or if interlock calls
-    that code, as the call of a decorated function does.
+    There is such a function only if that code is a signal handler or a finalizer that interrupted interlock, or if
+    interlock has called that code, as it calls a decorated function.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:

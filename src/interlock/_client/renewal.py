@@ -8,7 +8,7 @@ Rules.
 (a) A failed renewal is not a loss: the lease is in jeopardy, and the client tries again until the deadline.
 (b) One bad key never delays another key: the script answers for each key separately. `RENEWAL_TIMEOUT` bounds each
     call, so that a slow call does not make the other renewals late. No call delays the report that a lease has ended.
-(c) No reply revives a lease that has ended here.
+(c) No reply revives a lease that this client has ended.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
 
 async def ask(server: Server, holds: list[Hold], silent_nodes: dict[object, bytes]) -> Answers:
-    """Renew these leases by one message to each route. Adds the nodes that do not answer to `silent_nodes`."""
+    """Renew these leases by one message for each script and route. Adds silent nodes to `silent_nodes`."""
     sent = server.runtime.now()
     for hold in holds:
         if not hold.renews or hold.ttl / 3 > SUBSCRIBE_AFTER:  # else renewals ask often enough
@@ -201,7 +201,7 @@ def _classify(reply: Any, size: int) -> Sequence[RenewState] | Resend:
         return [Failed(_cause(reply))] * size
     try:
         return RenewReply.parse(reply).states
-    except (TypeError, IndexError) as error:  # of a script that says what this version does not know
+    except (TypeError, IndexError) as error:  # a later version of the script says what this one does not know
         return [Failed(_cause(error))] * size
 
 

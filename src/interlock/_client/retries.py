@@ -1,8 +1,8 @@
 """Asking a server: one request, sent again until a reply counts or no time is left.
 
 Theory. Each request but `execute` may be sent twice (see `acquiring.py`). So the client answers a lost reply by sending
-the request again. What the sending has left behind must be known even if it ends by an error, a cancellation or Ctrl-C.
-So it stands in the `Question`, which its caller keeps, and only this module writes that a copy may be on its way.
+the request again. The caller must know what its requests may have left in the server, even if `ask` ends by an error, a
+cancellation or Ctrl-C. So `ask` notes that in the `Question`, which the caller keeps.
 
 Rules.
  (a) A request that was sent and has no reply leaves its question in doubt, and a later reply does not end that doubt:
@@ -10,7 +10,7 @@ Rules.
  (b) A question is unanswered from its first request without a reply that counts, and from the moment in which the
      client sends that request: others read `unanswered_since` while the request is on its way.
  (c) The time for all tries of one request runs from the first try without a reply that counts.
- (d) A reply that lengthens a lease does not count while the primary before may still grant.
+ (d) A reply that lengthens a lease does not count while an old primary may still grant.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Requests:
         return now - self.answered.get(node, -FOREVER) < ANSWER_COUNTS_FOR
 
     def unavailable(self, question: Question, now: float, cause: Exception) -> Unavailable:
-        """The error for a question that has been without an answer for too long, because of this."""
+        """The error for a question that has been without an answer for too long. `cause`: why the last try failed."""
         return unavailable_error(question.resource, question.unanswered_since, self.server.display_url, now, cause)
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
@@ -167,7 +167,7 @@ class Requests:
 
 
 def closed_error(resource: Resource) -> ConfigError:
-    """The error for who asks a client that was closed."""
+    """The error for a caller that uses a closed client."""
     return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
 
 

@@ -51,7 +51,7 @@ class SelfWait(NamedTuple):
     """"thread" or "task"."""
 
     def is_deadlock(self) -> bool:
-        """Whether nothing but the end of this caller's own `with` or call could end the wait. For that caller only."""
+        """Whether only the end of this caller's own `with` or call could end the wait. Only that caller may ask."""
         if self.attempt.timeout == 0 or self.attempt.should_stop is not None:
             return False
         lasting = [grant for grant in self.held if lasts(grant) and _encloses(grant)]
@@ -185,7 +185,8 @@ def find(
     if isinstance(args, PermitArgs):
         if args.own_lease or where.count() > MAX_SEARCHED:
             return None
-        # The reply names one holder of several, so only all leases tell. Every waiter of a crowd looks.
+        # The reply names one holder of several, so the search goes through all leases. MAX_SEARCHED bounds its cost,
+        # since every waiter of a crowd searches.
         held = [grant for grant in where.held() if grant.resource.keys[0] == attempt.resource.keys[0]]
     held = [grant for grant in held if grant.attempt.live_caller is caller]
     is_why = bool(held) and _are_too_many(attempt, held)
@@ -217,7 +218,7 @@ class SelfWaits:
     def look_for_interrupted(self, attempt: Attempt, blocks: Callable[[Attempt], bool]) -> None:
         """Raise Deadlock if this call, in a signal handler or a finalizer, has interrupted what it is to wait for.
 
-        So does a call that has interrupted a step under the mutex, for which all other threads and the renewal wait.
+        Also if it has interrupted a step under the mutex: all other threads, and the renewals, wait for that step.
         """
         if attempt.should_stop is not None:
             return
@@ -228,7 +229,7 @@ class SelfWaits:
             raise interrupts(attempt, "is in a step of interlock for which all its other threads wait")
 
     def look(self, attempt: Attempt, reply: Queued, *, warn: bool) -> None:
-        """Raise Deadlock if the caller waits for itself for ever. If another may end the wait: log that, to `warn`."""
+        """Raise Deadlock if the caller waits for itself for ever; log a self-wait that may end, if `warn`."""
         own = self._find(attempt, reply)
         if own is not None and own.is_deadlock():
             raise own.error()

@@ -6,7 +6,8 @@ hold. Or nobody asks the server any more: it becomes the driver, and asks.
 
 Rules.
  (a) A lease that has passed to a caller belongs to nobody else. So whatever ends its turn gives the lease back.
- (b) A caller whose time is over says what the server said last to the driver, unless the server has been silent.
+ (b) The error of a caller whose time is over says what the server said last to the driver, unless the server has been
+     silent.
 """
 
 from __future__ import annotations

@@ -88,13 +88,13 @@ class Leaving:
         return True
 
     def forget_all(self) -> None:
-        """Look at no reply any more: the client closes, and the second release of each is the one that counts."""
+        """Look at no reply any more: the client closes, and sends a second release of each, whose reply counts."""
         self.left.clear()
 
     async def settle(self, sent_before: float, until: float) -> None:
-        """Look at the replies to the releases that were sent before then, and read by the time `until` what is missing.
+        """Look at the replies to the releases that were sent before `sent_before`. Read missing ones, until `until`.
 
-        Reports each loss. Sends a release again if its reply was an error or is lost.
+        Reports each loss. Lets the worker of undos send a release again if its reply was an error or is lost.
         """
         self.next_look = until  # on an asyncio connection two tasks can't wait for one reply: no worker beside close()
         for left in snapshot(self.left):  # those that leave meanwhile do not prolong it

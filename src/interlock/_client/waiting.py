@@ -207,7 +207,8 @@ class Waiters:
         pttl_ms, head, states = reply
         for attempt, state in zip(batch, states, strict=True):
             attempt.unanswered_since = FOREVER
-            # Granted: confirm. Not found: enter the queue again. Held by a foreign key without expiry: get the error.
+            # Each state calls for an acquire. Granted: it confirms. Not found: it enters the queue again. Retry: it may
+            # find what the heartbeat can't decide. Held by a foreign key without expiry: it gets the error.
             if (state != QUEUED or pttl_ms == NO_EXPIRY_PTTL) and attempt.event is not None:
                 attempt.event.set()
         now = self.runtime.now()

@@ -1,4 +1,4 @@
-"""A loop that runs one task whenever the task is due. Each has its own: a silent server delays no other task."""
+"""A loop that runs one task whenever the task is due. Each task has its own loop, so no slow task delays another."""
 
 from __future__ import annotations
 
