@@ -190,7 +190,9 @@ class Controller:
                 for who, waited in (*workers, (MACHINE, servers)):
                     if waited > LATE * LOOK / TICK:
                         self.pen.write("paused", t=now - waited, who=who, until=now)
-                self._late += min(max(ticks, servers), MOST_LATE * (now - looked))
+                # A worker counts, too: beside a full suite one has waited for a processor until its drain was over.
+                late = max(ticks, servers, *(waited for _, waited in workers))
+                self._late += min(late, MOST_LATE * (now - looked))
                 looked, ticks = now, 0.0
 
     def _allow(self, seconds: float) -> Callable[[], float]:
