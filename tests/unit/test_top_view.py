@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -16,8 +14,6 @@ from interlock.cli.top.keys import keys
 from interlock.cli.top.view import HELP, HELP_PAGE, State, draw, press, rows_of, settled
 from interlock.primitives.deadlocks import find, name_of
 from interlock.primitives.registry import Listed, Party
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 def party(host, caller="MainThread", place="app/main.py:1", seconds=10.0, *, label="", ago=0.4, fence=None, number=0):
@@ -89,11 +85,6 @@ def picture_lines():
 def test_the_coloured_picture_in_the_docs_is_what_it_draws():
     """If not: PYTHONPATH=tests:tests/unit python -m harness.pictures."""
     assert words_of(TOP.read_text()) == words_of(svg(picture_lines()))
-
-
-def test_the_picture_in_the_docs_is_what_it_draws():
-    (picture,) = re.findall(r"```text\n(interlock top .*?)\n```", (DOCS / "top.md").read_text(), re.DOTALL)
-    assert picture.splitlines() == drawn(width=100, height=28)
 
 
 def test_on_eighty_columns_and_twenty_four_lines_everything_that_matters_is_there():
