@@ -1,4 +1,4 @@
-"""What every version must find as it is: keys, stored texts and pushes, compared with docs/upgrading.md."""
+"""What every version must find as it is: keys, stored texts and pushes, compared with docs/internals/stored.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from interlock import Interlock
 from interlock.compat import redis_py
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
-PAGE = (ROOT / "docs/upgrading.md").read_text()
+PAGE = (ROOT / "docs/internals/stored.md").read_text()
 KEYS = set(re.findall(r"^\| `([^`]*x[^`]*)` \| (string|hash|zset) \|", PAGE, re.MULTILINE))
 (BLOCK,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
 TEXTS: dict[str, list[str]] = {}
