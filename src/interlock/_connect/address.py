@@ -33,7 +33,8 @@ IO_TIMEOUT: Final = 5.0  # seconds without an answer, after which interlock give
 _SYNC: Final[Any] = redis.connection
 _ASYNC: Final[Any] = redis.asyncio.connection
 _HIREDIS: Final[Any] = hiredis
-# Of a connection that does not name its driver: redis-py looks its own version up for each other one, in milliseconds.
+# The parameters of a connection that does not name its driver. For any other connection, redis-py looks up its own
+# version, which takes milliseconds.
 _NAMELESS: Final[dict[str, Any]] = (
     {"driver_info": None} if "driver_info" in signature(_SYNC.AbstractConnection).parameters else {}
 )
@@ -114,7 +115,7 @@ class Address:
 
     @property
     def previous_identity(self) -> str:
-        """The identity of an earlier server at this address, if one is known, or "-"."""
+        """What this machine knows of an earlier server at this address: "crashed", of an embedded one; else "-"."""
         if self.kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 
@@ -170,7 +171,7 @@ class Address:
             started = time.monotonic()
             named = self.sentinels.primary(min(timeout, self.timeout))
             parameters["host"], parameters["port"] = named.host, named.port
-            timeout = max(0.002, timeout - (time.monotonic() - started))  # the time that the sentinels have left
+            timeout = max(0.002, timeout - (time.monotonic() - started))  # the time that is left after the question
         if kind == "embedded":
             from interlock import embedded  # noqa: PLC0415 (an extra)
 

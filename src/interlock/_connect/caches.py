@@ -1,7 +1,8 @@
 """The client behind a cache of Django, known by its shape: Django itself, django-redis or django-valkey.
 
-A cache keeps a pool for each of its servers. If it has several, the first is the primary, to which it writes, and the
-others are replicas. `KEY_PREFIX` and `VERSION` of a cache are about its values: locks have a prefix of their own.
+A cache keeps a pool for each of its servers. Of several servers, the first one is the primary, to which the cache
+writes, and the others are replicas. `KEY_PREFIX` and `VERSION` of a cache are about its values: locks have a prefix of
+their own.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def address_of_client(client: Any, *, for_asyncio: bool) -> Address:
 
 
 def no_client(thing: Any) -> ConfigError:
-    """The error for what is neither a URL nor a client."""
+    """The error for a target that is neither a URL nor a client."""
     kind = cast("type[object]", type(thing))
     if inspect.isclass(thing):
         called, advice = f"{thing.__module__}.{thing.__qualname__}", f"It is a class: give {thing.__name__}(...)"

@@ -31,7 +31,7 @@ def connection_error(error: Exception, address: Address) -> Exception:
     is_known = isinstance(error, RedisError | OSError)
     cause = text if is_known and text else f"{type(error).__name__}: {text}"
     lost = Disconnected(cause, sent=False, timed_out=isinstance(error, TimeoutError | RedisTimeout))
-    lost.__cause__ = None if is_known else error  # of a credential provider, say: only its traceback tells where
+    lost.__cause__ = None if is_known else error  # of a credential provider, say: its traceback names the line
     return lost
 
 
@@ -49,13 +49,13 @@ def _refusal(error: Exception, text: str, address: Address) -> LockError | None:
         return server_error("the connection", display_url, f"NOPERM {text.removeprefix('NOPERM ')}")
     if "DB index" in text:
         return ConfigError(f"{display_url}: the server has no database of this number. Correct it in the URL [{text}]")
-    if "max number of clients" in text:  # of a cluster's node; redis-py knows that of a single server
+    if "max number of clients" in text:  # in the words of a cluster's node, for which redis-py has no class of its own
         return None
     return None if is_transient(text) else ConfigError(f"{display_url}: the server refuses the connection [{text}]")
 
 
 def _login_advice(address: Address) -> str:
-    """Who could not log in, and the way out. Never quotes what may be a password: a name without one may be one."""
+    """The user that could not log in, and the way out. Quotes no name without a password: it may be a password."""
     given = address.parameters
     if provider := given.get("credential_provider"):
         return (

@@ -5,8 +5,8 @@ primary. Asking more than one sentinel costs a millisecond. It prevents a sentin
 primary from sending the client to that primary. Sentinels that disagree without a majority name no primary: they will
 agree in a moment, or one sentinel is out of date, and the client can't find out which one.
 
-With the primary they tell the configuration epoch, which grows with each failover. It distinguishes a primary that went
-on from one that another server replaced for a time (ADR 29).
+With the primary, the sentinels tell the configuration epoch, which grows with each failover. The epoch distinguishes a
+primary that stayed the primary from one that another server replaced for a time (ADR 29).
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ class Sentinels:
 
     @staticmethod
     def _ask(sentinel: Address, timeout: float, *questions: tuple[str, ...]) -> list[Any]:
-        """The replies of a sentinel, which nothing changes between two questions of one write.
+        """The replies of a sentinel to questions that travel in one write, so that it learns nothing in between.
 
-        Raises the error for the first question; a refusal of a later one stands in place of its reply.
+        Raises the error for the first question. For a later question that the sentinel refuses, the error stands in
+        place of the reply.
         """
         connection = sentinel.connection(2 * timeout)
         try:
@@ -149,7 +150,7 @@ def _advice(error: Exception, text: str) -> str:
 def sentinel_address(server: Address, parameters: list[dict[str, Any]], service: str) -> Address:
     """The address of the primary that sentinels name for a service, with the credentials and options of `server`.
 
-    `parameters` has those of a client for each sentinel.
+    `parameters`: the parameters of a client, for each sentinel.
     """
     sentinels = Sentinels(tuple(make_address(server.kind, sentinel) for sentinel in parameters), service)
     hosts = ",".join(map(_host_port, sentinels.addresses))

@@ -45,7 +45,7 @@ def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
 def address_of(target: object, *, for_asyncio: bool) -> Address | Cluster:
     """The server or cluster that a URL, a client, a cache, or (for None) $INTERLOCK_URL names. Raises ConfigError.
 
-    An address is its own.
+    Returns an address or a cluster unchanged.
     """
     if isinstance(target, Address | Cluster):
         return target

@@ -1,4 +1,4 @@
-"""The options behind the question mark of a URL: which there are, and an error for each other one.
+"""The options behind the question mark of a URL: those that exist, and the error for any other one.
 
 redis-py knows the options: `redis.Redis.from_url(url)` raises TypeError for an option that no connection takes.
 interlock opens connections of its own with a part of the options, so interlock has to refuse the unknown ones itself.

@@ -167,6 +167,6 @@ def without_password(url: str) -> str:
     """The URL without user, password and options, for messages."""
     scheme, separator, rest = url.rpartition("://")
     place, _, query = rest.partition("?")
-    if "@" in query:  # an option may contain it, or a password contains the question mark: show neither
+    if "@" in query:  # in an option; or the password contains the question mark: show neither
         place = place.rpartition("@")[2] if "@" in place else "..."
     return f"{scheme}{separator}{place.rpartition('@')[2]}"

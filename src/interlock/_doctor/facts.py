@@ -36,8 +36,9 @@ SETTINGS: Final = (
     "min-replicas-max-lag", "cluster-node-timeout",
 )  # fmt: skip
 _ENTRY: Final = entries_key("interlock-doctor")  # of no process
-# What the scripts call, by what needs it. Each of these reads, or the server refuses it when it has checked the rights:
-# for an id of 0-0, or a word that is no number. ACL DRYRUN says the same only to users who may use it.
+# What the scripts call, by what needs it. None of these writes: each reads, or finds nothing to delete, or the server
+# refuses it after it has checked the rights, for an id of 0-0 or a word that is no number. ACL DRYRUN says the same
+# only to users who may use it.
 TRIED: Final[dict[str, tuple[str, Sequence[tuple[str, ...]]]]] = {
     "registry": (f"~{INDEX}*", (
         ("ZADD", INDEX, "x", "x"), ("ZREM", INDEX, "x"), ("ZRANGEBYSCORE", INDEX, "x", "x"),
@@ -58,7 +59,7 @@ class ServerFacts:
     error: str = ""
     """Why it did not answer; then there is nothing else."""
     advice: str = "Start it, or correct the URL"
-    """What to do about the error; "" if the error says it, since the server refuses this client."""
+    """What to do about the error; "" if the error says it itself."""
     info: dict[str, str] = field(default_factory=dict[str, str])
     """INFO, every section; empty if it is refused."""
     settings: dict[str, str] = field(default_factory=dict[str, str])

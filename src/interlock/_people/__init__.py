@@ -9,4 +9,5 @@ waits that last, `looks` is the task of these, and `deadlock_search` finds cycle
 a note in the audit. `views` joins what the server and the processes say of a name, `motion` says whether it moves, and
 `fleet` looks at all names again and again. `observed` turns what the client reports into calls of the observers, which
 `observer` defines; `observation` is what is kept about one attempt, and `grant_log` the observer that logs grants.
+`machine` says whether a process on this host has ended.
 """

@@ -1,12 +1,13 @@
-"""The deadlock of which a caller was a part whose time is over, or behind which it has waited.
+"""Finds the deadlock of which a caller whose time is over was a part, or behind which that caller has waited.
 
 Theory. Only a caller that has waited for long asks, and first only for the process of its holder: a holder that does
 not wait is in no deadlock. Else it reads what all processes say, once in `REPORT_INTERVAL` for all callers of a
 session, and adds what it knows better: what it holds itself, and that it has waited until now.
 
 Rules. (a) Nothing here delays a caller beyond the time that it gives. (b) A search reads `MAX_SEARCHED` entries at
-most, and of the callers of a session one reads: many may time out together, and the server has other work. (c) What a
-crowd adds takes a twentieth of a processor: all of a loop stands still meanwhile, and leases have to be renewed.
+most, and of the callers of a session one reads: many may time out together, and the server has other work. (c) The own
+searches of a crowd of callers take about a twentieth of a processor: a search stops all tasks of a loop, and leases
+have to be renewed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from interlock.primitives.deadlocks import Deadlocked
 
 MAX_SEARCHED: Final = 200  # sessions: to read so many full entries takes 0.1 s of a processor, and may hold up a loop
-REST: Final = 20  # times that a caller's own search took: for so long no other caller of the session has one
+REST: Final = 20  # after its own search, a session starts no other one for so many times as long as the search took
 MAX_LEASES: Final = 1000  # of this process: with more, nobody looks which of them the caller holds
 
 
@@ -90,7 +91,7 @@ class DeadlockSearch:
         return next((each for each in known if any(held.thing == thing for held in each.held)), None)
 
     async def _is_true_now(self, found: Deadlocked, attempt: Attempt, holder: str, until: float) -> bool:
-        """Whether the server agrees, and so does the reply that named this holder: processes said it a while ago."""
+        """Whether the server agrees, and the reply that named this holder: the processes reported some time ago."""
         resource = attempt.resource
         thing = ThingName(resource.kind, resource.name, resource.prefix)
         tokens = [held.party.token for held in found.held if held.thing == thing]
@@ -98,7 +99,7 @@ class DeadlockSearch:
             return False
         try:
             return await self.views.confirms(found, until)
-        except (Disconnected, ServerError, LockError):  # nobody says a deadlock of which nobody is sure
+        except (Disconnected, ServerError, LockError):  # report no deadlock that the server has not confirmed
             return False
 
     async def _read(self, until: float) -> Snapshot:
@@ -123,7 +124,7 @@ class DeadlockSearch:
             Entry(*([(item, party) for item, party in part if party.caller_id != caller] for part in entry))
             for entry in read.value.entries
         ]
-        ago, process = read.asked_at - now, self.registry.process  # below 0: it was said after the snapshot
+        ago, process = read.asked_at - now, self.registry.process  # below 0: this is newer than the snapshot
         holds, wait = [self.registry.held_item(grant, now) for grant in held], self.registry.waiting_item(attempt, now)
         own = [(item, party_of(process, item, ago)) for item in holds]
         self._rest_until = FOREVER

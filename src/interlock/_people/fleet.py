@@ -1,4 +1,4 @@
-"""What a person sees of a whole fleet who watches for long: looked at again and again, for a small part of a core.
+"""Looks at all names of a server again and again, for a person who watches for long, with a small part of a core.
 
 Theory. `ls()` asks the server about each name, which costs a tenth of a millisecond for each. A watcher asks every
 second, so it asks first about what may have changed, and about the rest in turn. What it shows of a name was true at
@@ -8,8 +8,8 @@ Rules. (a) A look asks first about the names that somebody has opened, those for
 process has begun to name, has ceased to name, or reports with another holder. (b) Reading what the processes say and
 asking about names cost no more than `SHARE` of a core, as measured: the reports of a large fleet are read less often,
 and each look asks about as many names as fit, `LEAST` at least. A quarter of them are names that seem calm. (c) A name
-is forgotten once the server knows neither holder nor waiter, unless it has something else to say (`outlasts`). (d)
-Where the registry can't be read, what is known of names goes on without it.
+is forgotten once the server knows neither holder nor waiter, unless it has something else to say (`outlasts`). (d) If
+the server refuses to read the registry, the looks go on with the names that are known.
 """
 
 from __future__ import annotations
@@ -80,20 +80,20 @@ class Look:
     """The names that are forgotten."""
     deadlocks: list[Deadlocked]
     parties: list[tuple[Name, Party, bool]]
-    """Each lease and wait of which a process has told; the last word is True for a lease."""
+    """Each lease and wait that a process has reported, with its name; the last item is True for a lease."""
     said_at: float
-    """When that was so, by the server's clock."""
+    """When somebody last read these reports, by the server's clock."""
     unread: Unread
     asked: int
     """How many names it asked about."""
     began: float
-    """When it began, by the time that this thread has used."""
+    """When it began, on the clock of this thread's processor time."""
     read: float
-    """When it had read what the processes say."""
+    """When it had read what the processes say, on the same clock."""
     cost: float = 0.0
     """Seconds of a core that it took."""
     rest: float = INTERVAL
-    """For how many seconds after its beginning the next look shall not begin."""
+    """Seconds from the beginning of this look to the beginning of the next one, at least."""
     turn: float = INTERVAL
     """Seconds after which each name has been asked about again."""
 
@@ -181,7 +181,7 @@ class Fleet:
         rest = sorted((name for name in names if name not in chosen), key=self._asked_at)
         urgent.sort(key=lambda name: (name not in opened, self._asked_at(name)))
         room = max(self.room, len(opened))
-        share = max(len(opened), room - min(len(rest), room // 4))  # so that what seems calm has its turn, too
+        share = max(len(opened), room - min(len(rest), room // 4))  # so that names that seem calm have their turn, too
         return [*urgent[:share], *rest, *urgent[share:]][:room]
 
     def _asked_at(self, name: Name) -> float:
@@ -202,13 +202,13 @@ class Fleet:
             try:
                 if await self.views.confirms(each, self.views.runtime.now() + RETRY_FOR):
                     found.append(each)
-            except (Disconnected, ServerError, LockError):  # nobody says a deadlock of which nobody is sure
+            except (Disconnected, ServerError, LockError):  # report no deadlock that the server has not confirmed
                 continue
         return found
 
 
 def aged(reports: dict[Name, Reports], seconds: float) -> dict[Name, Reports]:
-    """What was said so long ago, as of now."""
+    """These reports, which somebody read so many seconds ago, with ages as of now."""
 
     def older(parties: dict[str, Party]) -> dict[str, Party]:
         return {
@@ -225,7 +225,7 @@ def outlasts(view: View) -> bool:
 
 
 def _as_said(name: Name, said: Reports) -> View:
-    """The view of a name about which the server refuses to tell: its processes have the word."""
+    """The view of a name about which the server refuses to tell: what the processes say of it."""
     holders = [Holder(**of_token(each.token), since=each.seconds, place=each.place) for each in said.held.values()]
     waiters = [Waiter(**of_token(each.token), since=each.seconds, place=each.place) for each in said.awaited.values()]
     return View(name.name, name.prefix + name.name, name.kind, "unknown", holders, len(holders), waiters, len(waiters))

@@ -46,7 +46,7 @@ class LongWaits:
         self.next_line: dict[str, float] = {}  # by the key of a resource: after how many seconds of waiting it is due
 
     async def look(self, waiting: Iterable[Attempt], interval: float) -> None:
-        """Log a line for each resource whose line is due. Is called every `interval` seconds with all that wait."""
+        """Log a line for each resource whose line is due. `Looks` calls this every `interval` seconds."""
         if not log.isEnabledFor(logging.INFO):  # then nobody asks the server for a line that nobody reads
             return
         now = self.runtime.now()
@@ -95,7 +95,7 @@ class LongWaits:
 
 
 def _ask_again(attempts: list[Attempt]) -> None:
-    """Let those callers ask that are in the server's queue: in a cohort, that is only one."""
+    """Let the caller ask that stands in the server's queue: of a cohort, only its driver does."""
     for attempt in attempts:
         if attempt.is_queued and attempt.event is not None:
             attempt.event.set()

@@ -1,4 +1,4 @@
-"""The task that looks from time to time what a session holds and waits for: for other people, and for the log."""
+"""The task that looks from time to time at what a session holds and waits for: for other people, and for the log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Looks:
         return self.registry.next_look
 
     async def tick(self) -> None:
-        """Report what this session holds and waits for; and log who has waited for long."""
+        """Report what this session holds and waits for, and log its long waits."""
         waits = await self.registry.report()
         if waits is not None:
             await self.long_waits.look(waits, REPORT_INTERVAL)

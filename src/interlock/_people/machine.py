@@ -1,4 +1,4 @@
-"""Whether a process on this host is gone, for what it has said before: its entry in the registry outlives it."""
+"""Whether a process on this host has ended: its entry in the registry outlives the process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ PROC = Path("/proc")
 
 @cache
 def this_machine() -> str:
-    """Where the id of a process means this process: in this boot, and in this namespace of ids. "" if nobody knows.
+    """This boot and this namespace of process ids, in which one id means one process. "" if the system tells neither.
 
-    A host name is not enough: containers may share it, and each has processes of its own.
+    A host name is not enough: containers may share it, and each of them numbers its own processes.
     """
     with contextlib.suppress(OSError):
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -23,7 +23,7 @@ def this_machine() -> str:
 
 
 def is_gone(machine: str, pid: int) -> bool:
-    """Whether this process of a machine has surely ended: that of another machine may live."""
+    """Whether this process has surely ended. False for a process of another machine, which may live."""
     if not machine or machine != this_machine():
         return False
     try:
@@ -32,6 +32,6 @@ def is_gone(machine: str, pid: int) -> bool:
         return True
     except (OSError, OverflowError):  # it belongs to another user; or there is no such number
         return False
-    with contextlib.suppress(OSError, IndexError):  # killed, and its parent has not asked for its status yet
+    with contextlib.suppress(OSError, IndexError):  # a zombie: it has ended, and its parent has not waited for it yet
         return (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(") ")[2][0] in "ZX"
     return False

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Observation:
-    """What observers and `Observed` know of one attempt. The attempt keeps it, and looks at nothing in it."""
+    """What observers and `Observed` know of one attempt. The attempt keeps it, and reads nothing in it."""
 
     began: float
     held_since: list[float] = field(default_factory=list[float])  # empty unless it is held: a pop is one step

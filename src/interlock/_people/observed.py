@@ -32,7 +32,10 @@ class Observed:
         self._begin(attempt, now)
 
     def acquired(self, grant: Grant, now: float) -> None:
-        """See People. Of several in one step, or if nobody observed before, the attempt begins with its request."""
+        """See People. Without a call of `begins`, the attempt begins when its acquire was sent.
+
+        There is no such call for one of several locks that one step acquires, nor if nobody observed at that time.
+        """
         attempt = grant.attempt
         if (observation := observation_of(attempt)) is None:
             observation = self._begin(attempt, grant.since)
@@ -41,7 +44,7 @@ class Observed:
             observation.held_since.append(now)
             observation.has_outcome = True
             self._tell(lambda observer: observer.acquired(grant, waited))
-            if observation.has_ended and grant.end_reason is not None:  # before anybody knew of its hold
+            if observation.has_ended and grant.end_reason is not None:  # the hold ended before this report of it
                 self._release(grant, now)
         except BaseException:  # an interrupt: nobody will use the lease
             self._release(grant, now)
@@ -88,7 +91,7 @@ BY_CALLERS: Final = Observed()
 
 
 def by_workers(reports: Reports) -> Observed:
-    """What workers report: the worker of `reports` calls the observers."""
+    """An `Observed` for workers: the worker of `reports` calls the observers."""
     return Observed(lambda event: reports.add(partial(observer.tell, event)))
 
 
@@ -97,7 +100,7 @@ def _end_hold(grant: Grant, now: float) -> float | None:
     observation = observation_of(grant.attempt)
     if observation is None:
         return None
-    observation.has_ended = True  # first: acquired() stores the other one first
+    observation.has_ended = True  # before the pop: acquired() appends first, and then reads this
     try:
         return max(0.0, now - observation.held_since.pop())
     except IndexError:

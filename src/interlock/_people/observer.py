@@ -1,14 +1,14 @@
 """What this process reports about its locks: to metrics, to traces, to the log. By default nobody observes.
 
-Theory. While somebody observes, the client of each session has an `Observed`, to which it reports (`observed.py`), and
-which calls the observers here. Else the client sees at each point that there is none, and reports nothing.
+Theory. While somebody observes, the client of each session has an `Observed` (`observed.py`), to which it reports. That
+`Observed` calls the observers here. Else the client sees at each point that it has no `Observed`, and reports nothing.
 
 Rules.
 (a) An observer that raises breaks no lock: its first error is logged, and it is called again.
 (b) An attempt begins once and has one outcome. The hold of its lease ends once, whoever ends it.
 (c) No observer is called under the mutex of a runtime, or by a finalizer: it may log, export, or use a lock itself.
-(d) What an observer keeps about an attempt is kept by the attempt. So a lease that never ends leaves nothing behind.
-(e) An observer may be slow: what a worker has to tell waits in `Reports`, and delays no lease.
+(d) The attempt keeps what an observer notes about it. So a lease that never ends leaves nothing behind.
+(e) An observer may be slow: the reports of a worker wait in `Reports`, and delay no lease.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Loss(StrEnum):
     """The program forgot to release it."""
 
 
-BEGINNINGS: Final = {  # of the reasons, whose rest may be anybody's text
+BEGINNINGS: Final = {  # how a reason begins; its rest may be anybody's text
     "it was revoked": Loss.REVOKED,
     "its max_hold is over": Loss.MAX_HOLD,
     "the server has no such lease": Loss.GONE,
@@ -68,7 +68,10 @@ BEGINNINGS: Final = {  # of the reasons, whose rest may be anybody's text
 
 
 class Observer:
-    """Is called for each event, and here does nothing. All times are in seconds; the calls come from any thread."""
+    """The methods that interlock calls, one for each event; these here do nothing.
+
+    All times are in seconds. The calls come from any thread.
+    """
 
     def begins(self, attempt: Attempt) -> None:
         """A caller begins to acquire."""
@@ -83,7 +86,7 @@ class Observer:
         """The lease was given back, or has passed to the next caller of its cohort."""
 
     def lost(self, grant: Grant, loss: Loss, why: str, held: float | None) -> None:
-        """The lease was lost. `held` is None if it was reported as released, or was acquired unobserved."""
+        """The lease was lost. `held` is None if it was reported as released, or if nobody observed its acquire."""
 
     def renewed(self, grant: Grant, slack: float) -> None:
         """A renewal succeeded, this long before the lease would have ended."""
@@ -93,13 +96,13 @@ class Observer:
 
 
 observers: tuple[Observer, ...] = ()  # of this process
-on_switch: list[Callable[[], None]] = []  # called after `observers` has become empty, or is so no more
+on_switch: list[Callable[[], None]] = []  # called after each change of `observers`
 _have_failed: set[Observer] = set()
 switching = threading.RLock()  # held while somebody switches; a signal handler may do so, too
 
 
 def observe(observer: Observer) -> None:
-    """Report to this observer from now on, whichever Interlock it concerns."""
+    """Report the events of every Interlock of this process to this observer from now on."""
     _switch(lambda now: (*now, observer) if observer not in now else now)
 
 

@@ -100,13 +100,13 @@ class Registry:
         self._said = Answers[list[Entry]](self.runtime)  # by process
 
     def look(self) -> None:
-        """Something is held or awaited: let the worker look at it soon. Any thread may call this."""
+        """Let the worker look soon, since something is held or awaited. Any thread may call this."""
         if self.next_look == FOREVER and not self.ended:
             self.next_look = max(self.runtime.now() + REPORT_DELAY, self.reported_at + REPORT_INTERVAL)
             self.wake_at(self.next_look)
 
     def look_for_cohorts(self) -> None:
-        """The same, if callers wait in a cohort: then no heartbeat lets anybody look."""
+        """The same, if callers wait in a cohort: no heartbeat is sent for them that would call `look`."""
         if self.cohorts.next_look != FOREVER:
             self.look()
 
@@ -136,7 +136,7 @@ class Registry:
             if self.has_entry:
                 await self._send(self.leave_message(), None)
         elif tokens != self.reported or not self.is_repeated or now >= self.reported_at + REPEAT_INTERVAL:
-            # What is new is said again soon: only leases and waits that were there for a while make a deadlock.
+            # Send a new report a second time at the next look: a deadlock counts only leases and waits that lasted.
             self.is_repeated = tokens == self.reported
             entry = encode_entry(
                 sys.modules["interlock"].__version__,
@@ -170,7 +170,7 @@ class Registry:
                 return
             sending = self.sending = self.runtime.event()
         now, before = self.runtime.now(), self.reported
-        # Until the reply: an entry may be there, and is not as it should be.
+        # Until the reply, the server may have an entry, and nobody knows which one.
         self.reported_at, self.reported = now, (frozenset(), frozenset())
         self.entry_until = now + CALL_TIMEOUT + ENTRY_TTL
         script, keys, args = message
@@ -250,20 +250,20 @@ class Registry:
         said, party = await self._find(token, until)
         if said is None or party is None:
             return None
-        # Who was waiting when its process last said so: for how long it has held since then, nobody knows.
+        # A party without a fence was waiting when its process last reported: nobody knows for how long it has held.
         seconds = None if party.fence is None else party.seconds + now - said.asked_at
         silent_for = party.reported_ago if party.is_silent else 0.0
         return Holding(printable(party.place), seconds, silent_for, party.gone)
 
     async def holder_waits(self, token: str, until: float) -> bool:
-        """Whether the holder with this token waits for something, as its process has said lately."""
+        """Whether the holder with this token waits for something, by the last report of its process."""
         said, party = await self._find(token, until)
         if said is None or party is None or not party.caller_id:
             return False
         return any(each.caller_id == party.caller_id for entry in said.value for _, each in entry.waits)
 
     def caller_id(self, attempt: Attempt) -> str:
-        """What tells the caller of this attempt from all others. "" if it is gone, or if nobody knows it."""
+        """The id that tells the caller of this attempt from all others. "" if it is gone, or if nobody knows it."""
         return caller_id_in(self.process, _caller_number(attempt))
 
     async def _find(self, token: str, until: float) -> tuple[Answer[list[Entry]] | None, Party | None]:

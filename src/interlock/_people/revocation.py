@@ -1,9 +1,9 @@
-"""Revoking, with an audit: what a person does to the lease of somebody else is written down, before and after.
+"""Revokes leases, and writes each revocation into the audit: that somebody asks, and then the result.
 
-Rules. (a) The note that somebody asks is sent before the revocation. If the process dies between the two, the audit
-says that it asked, and no result. (b) An audit that can't be written (no right, no answer within `try_for`) keeps
-nobody from revoking: that is an emergency, and the log has a warning. (c) A revocation names the tokens that were seen,
-so it never takes the lease of a holder that came later.
+Rules. (a) The client sends the note that somebody asks before the revocation. If the process dies between the two, the
+audit says that it asked, and no result. (b) A note that the server does not take (no right, no answer within `try_for`)
+stops no revocation, since a revocation is for emergencies; the client logs a warning. (c) A revocation names the tokens
+that its caller has seen, so it never takes the lease of a later holder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NO_TEXT: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+") 
 
 
 def reason_text(resource: Resource, reason: object) -> str:
-    """The reason for a revocation, on one line. Raises ConfigError if that is nothing."""
+    """The reason for a revocation, on one line. Raises ConfigError if nothing is left of it."""
     why = _NO_TEXT.sub(" ", reason).strip()[:MAX_REASON] if isinstance(reason, str) else ""
     if not why:
         raise about(
@@ -125,7 +125,7 @@ class Revoking:
         self._is_noted = await self._write(ASKED, *(word for field in fields.items() for word in field))
 
     async def note(self, result: str) -> None:
-        """Write down how it ended; what is written last counts."""
+        """Write the result into the audit; the last note counts."""
         if self._is_noted:
             await self._write(result)
 
@@ -146,7 +146,7 @@ class Revoking:
 
 
 async def value_of(core: Core, resource: Resource, token: str, *, is_revoked: bool) -> bytes:
-    """What the server must have in order that the holder with this token, and no other one, is revoked by force.
+    """What a revocation by force must name, so that it takes the lease of the holder with this token and of no other.
 
     Raises Unavailable or ConfigError.
     """

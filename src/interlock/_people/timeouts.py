@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from interlock._people.registry import Registry
     from interlock.errors import AcquireTimeout
 
-MIN_WAIT_TO_ASK: Final = 1.0  # seconds that a caller has waited, at least, whose error asks the registry
+MIN_WAIT_TO_ASK: Final = 1.0  # seconds: after a shorter wait, the error asks nobody for more
 
 
 class Timeouts:
@@ -28,7 +28,7 @@ class Timeouts:
         """Add to the error what is known of its holder by the time `until`. Raises no other error."""
         try:
             await self._add_place(attempt, error, until)
-        except Exception:  # noqa: BLE001 (logged) others have written what is read there
+        except Exception:  # noqa: BLE001 (logged) this reads what other processes have written
             log.exception(
                 "%s: the error does not say where its holder is",
                 attempt.resource,

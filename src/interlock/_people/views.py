@@ -5,11 +5,11 @@ the keys of the name, so its answer was true at one moment. The processes know t
 before: the lines of their code, and which callers wait behind others of their process (a cohort), of which the server
 has never heard.
 
-Rules. (a) Who holds, and who stands in the queue, the server alone says. (b) What a process has said of a token counts
+Rules. (a) Only the server says who holds, and who stands in the queue. (b) What a process has said of a token counts
 for the caller with that token and for no other. (c) A caller that waits behind another one of its process counts while
-the server knows a holder or waiter, unless its process is gone or silent, or neither holds nor queues and has not
-reported for `JUST_NOW`: between two turns a process does neither. (d) Where the server refuses to answer
-about a name, its processes have the word.
+the server knows a holder or waiter, unless its process is gone or silent. If its process neither holds nor queues, as
+between two turns, its report must not be older than `JUST_NOW`, unless the list of waiters is cut off. (d) If the
+server refuses to answer about a name, the view says what the processes say.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ FIRST: Final = 100  # of them, unless all are wanted
 LISTED: Final = 1000  # holders and waiters of each name in a list of names
 BATCH: Final = 100  # names that one write asks about
 JUST_NOW: Final = 2 * REPORT_INTERVAL  # seconds since a report whose waiters need no other sign of life
-SECOND_LOOK: Final = 0.25  # seconds after the first look at a name, which alone says not whether it moves
-LEAST_SINCE: Final = -1.0  # seconds: a fence is so much ahead of the clock that it says nothing about a time
+SECOND_LOOK: Final = 0.25  # seconds after the first look at a name, which alone does not say whether it moves
+LEAST_SINCE: Final = -1.0  # seconds: a fence that is further ahead of the server's clock is not the time of its grant
 PartyT = TypeVar("PartyT", Holder, Waiter)
 
 
@@ -111,7 +111,7 @@ class Views:
         }
 
     async def _inspect_all(self, names: Sequence[Name], until: float | None = None) -> dict[Name, Any]:
-        """The reply to `inspect` of each name; None if the server refuses it. Not of what is of another kind by now."""
+        """The reply to `inspect` of each name; None if the server refuses it. Omits names of another kind by now."""
         found = dict[Name, Any]()
         resources = {name: resource for name in names if (resource := _resource(name)) is not None}
         found |= {name: None for name in names if name not in resources}
@@ -268,20 +268,20 @@ def _join(view: View, reports: Reports) -> View:
 
 
 def _process_of(said: Said) -> Process:
-    """The process of what a process has said."""
+    """The process that has said this."""
     return Process(said.label, said.host, said.pid)
 
 
 def _told_holder(holder: Holder, reports: Reports) -> Holder:
     """Add what its process says of the holder with this token."""
     said = reports.held.get(holder.token)
-    # The token of a lease stays while it passes from caller to caller, and the fence rises: what was said of an earlier
-    # caller says nothing of this one.
+    # While a lease passes from caller to caller, its token stays and its fence rises: a report of an earlier caller
+    # says nothing of this one.
     if said is not None and holder.fence and said.fence and said.fence <= holder.fence - RESERVED:
         return holder
     if said is not None:
         return with_fields(_told(holder, said), fence=said.fence or holder.fence)
-    # Who has just waited has not said yet that it holds, and for how long it has waited is not for how long it holds.
+    # The last report of its process says that it waits: the seconds there are those of the wait, and not of the hold.
     waited = reports.awaited.get(holder.token)
     return holder if waited is None else with_fields(_told(holder, waited), since=holder.since)
 

@@ -14,8 +14,8 @@ Rules.
 (c) Quarantine: an identity belongs to a node, but a slot may move. The slot moved without loss if the old node is still
     the primary that it was, and the client knew the new node before the move. Then the new node trusts records that the
     old node wrote. In any other case, the leases that the old node granted may be lost.
-    Each move behind a noted one is noted, too: the last one leads to the node that serves the slot. What a node that
-    the client never met has granted may be lost.
+    The client notes each move after a noted one, too, since the last move must lead to the node that serves the slot.
+    Leases that were granted by a node that the client never met may be lost.
 (d) The client trusts a node by the rules of `_quarantine.primacy`: another node must name the node as a primary. A map
     counts as the statement of the node that sent the map, and of no other node.
 """
@@ -149,7 +149,7 @@ class ClusterServer:
         return replies
 
     def _grouped(self, which: Iterable[int], slots: Sequence[int]) -> tuple[dict[Node, list[int]], list[int]]:
-        """The indexes of the messages by node, and of those messages whose node or slot history is not known yet."""
+        """The indexes of the messages by node, and of those messages whose node or slot history is still unknown."""
         groups: dict[Node, list[int]] = {}
         single: list[int] = []
         for i in which:
@@ -192,7 +192,7 @@ class ClusterServer:
         return redirected
 
     def send(self, message: Message) -> None:
-        """See Server. The reply could be a redirection, which only a caller that waits can follow."""
+        """See Server. Sends nothing: the reply could be a redirection, which only a caller that waits can follow."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:
         """See Server."""
@@ -236,14 +236,14 @@ class ClusterServer:
         raise ServerError(text)
 
     async def _on_moved(self, text: str, slot: int, node: Node, until: float) -> Node:
-        """The node that serves this slot now, by a MOVED redirection."""
+        """The node that serves this slot now, by a MOVED redirection. Learns the slot's history first."""
         target = await self.slots.note_moved(text, slot, node, until)
         if slot in self._moves:
             await self._process_moves(slot, until)
         return target
 
     async def _on_ask(self, text: str, slot: int, node: Node, until: float) -> Node:
-        """The node to which this slot is migrating, by an ASK redirection."""
+        """The node to which this slot is migrating, by an ASK redirection. Learns the slot's history there first."""
         target = self.slots.redirected_to(text, node)
         if self.slots.importing.get(slot) is not target:
             move = SlotMove(node.history, target.history, self.runtime.now())
@@ -292,7 +292,10 @@ class ClusterServer:
         return f"{self.push_handler.channel}{{{tag_of(slot)}}}"
 
     def _with_right_channel(self, args: Sequence[Argument], slot: int) -> Sequence[Argument]:
-        """These arguments, of which the first ones were encoded before a map has said that no channel is sharded."""
+        """These arguments, with the session's channel in place of the sharded one if this cluster has none.
+
+        A caller may have encoded the arguments before the client had read the first map.
+        """
         if self.slots.is_sharded:
             return args
         sharded, channel = self._sharded_channel(slot), self.push_handler.channel

@@ -14,7 +14,7 @@ Rules.
     release that could not be sent is pending: the client sends the release before any other message to that server.
 (d) If a server did not answer a release, the attempt goes on under another token (`TokenSpent`): the server may run the
     release after a later vote for the same token.
-(e) In a split vote, the attempt with the most servers keeps its votes. All other attempts release theirs at once, wait
+(e) In a split vote, the attempt with the most votes keeps its votes. All other attempts release theirs at once, wait
     for a random time, and ask again. So no attempt has to wait until a lease expires.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
@@ -68,7 +68,7 @@ LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which a server is absent before th
 # Seconds that an attempt waits after a split vote before it asks again: the first, the longest.
 YIELD_DELAYS: Final = (0.005, 0.5)
 RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whether the others have released their votes
-MAX_INSISTENCE: Final = 20  # so often at most an attempt that does not wait, and goes first, asks again
+MAX_INSISTENCE: Final = 20  # rounds of one call at most, of an attempt that does not wait and goes first
 STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum start
 QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
 
@@ -227,7 +227,7 @@ class QuorumServer:
         await self.runtime.sleep_until(min(until, self.now() + seconds))
 
     def send(self, message: Message) -> None:
-        """See Server. A release counts when a majority has it, so its caller waits."""
+        """See Server. Sends nothing: a release counts once a majority has it, so its caller waits."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
         """See Server. Each server has its own lost identity."""

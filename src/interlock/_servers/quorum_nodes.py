@@ -41,9 +41,9 @@ class Node:
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.has_answered = False  # whether the server has ever answered
         self.cause = "not connected yet"  # why the server is absent
-        self.absent_since = server.runtime.now()  # since when the server is absent
+        self.absent_since = server.runtime.now()
         self.absence_logged = False  # whether the log says that the server is absent
-        self.lost_identity = ""  # which the server named in its last quarantine
+        self.lost_identity = ""  # the identity that its last quarantine names; "" once the client asked for a proof
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
         # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
         self.pending_releases: dict[str, tuple[Message, float]] = {}

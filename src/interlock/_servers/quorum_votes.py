@@ -319,7 +319,7 @@ class Verb(NamedTuple):
     parse_call: Callable[[Sequence[Any]], Call]
     parse_reply: Callable[[Any], Any]
     merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
-    """None: each server gets its own call, see `QuorumServer`."""
+    """None: `QuorumServer` sends each server a call of its own."""
 
 
 VERBS: Final[dict[str, Verb]] = {

@@ -6,7 +6,8 @@ identity stamp of the connection, by which the script compares the server with t
 
 Rules.
 (a) The client sends a message once. Only after NOSCRIPT it sends the message again, on the same connection.
-(b) A message whose reply nobody waits for (`send`) is not repeated here: its sender gets NOSCRIPT as an error.
+(b) This module never sends a message of `send` again, for whose reply nobody waits: its sender gets NOSCRIPT as an
+    error.
 (c) `send_batch` and `read_batch` are two halves: a cluster or a quorum sends to all its servers before it waits.
 """
 
@@ -72,7 +73,8 @@ class PendingCall(NamedTuple):
         pending = self.pending
         if pending.error is not None or not pending.replies:
             return pending.error
-        if type(pending.replies[0]) is ReplyError:  # noted, since the error may drop the connections, and that once
+        # `_error_of` may drop all connections, so it is called once, and its result stands in place of the reply.
+        if type(pending.replies[0]) is ReplyError:
             pending.replies[0] = _error_of(self.connection, pending.replies[0])
         reply: Any = pending.replies[0]
         return reply  # type: ignore[no-any-return]  # each script replies with a list
@@ -109,7 +111,7 @@ class SingleServer:
 
     def _start(self) -> None:
         self._proofs = Proofs(self.runtime, self.history, self._lossless)
-        # Send the next batch with the texts of its scripts: the server did not know one of them.
+        # Whether to send the next batch with the texts of its scripts: the server may not know one of them.
         self.send_script_text = False
 
     @property
@@ -174,7 +176,7 @@ class SingleServer:
             for encode in (evalsha, eval_text):
                 commands = [ASKING, encode(*message, connection.stamp.text_for(slot))]
                 asking, reply = await connection.receive(connection.send(commands, until), until)
-                if type(asking) is ReplyError:  # a user without the right to ASKING would only get a redirection
+                if type(asking) is ReplyError:  # without ASKING, the reply to the script call is a redirection
                     reply = asking
                 if not is_noscript(reply):
                     break
@@ -238,7 +240,7 @@ class SingleServer:
         return None if connection is None else send_over(connection, message)
 
     async def wait_any(self, sent: Sequence[SentBatch], number: int, until: float) -> list[int]:
-        """Wait until so many batches, of any servers, have replies or an error. Returns the indexes of these."""
+        """Wait until `number` batches, of any servers, have replies or an error. Returns the indexes of these."""
         return await self.pool.wait_any([each.pending for each in sent], number, until)
 
     @staticmethod
@@ -368,7 +370,7 @@ def _raise_if_error(connection: Connection, reply: Any) -> Any:
 
 
 def _error_of(connection: Connection, reply: object) -> ServerError:
-    """The error that the server replied with."""
+    """The error of this reply. If the server is a replica by now, or has ended the login, drops all its connections."""
     if is_readonly(reply):
         connection.drop_all("it is a replica by now")
     elif is_logged_out(reply):

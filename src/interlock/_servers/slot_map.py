@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from interlock._servers.single import SingleServer
 
 MAP_INTERVAL: Final = 0.25  # seconds between two maps
-# Seconds from reading the identities to reading the map. The time until the client may read a map again is extra.
+# Seconds from reading the identities to reading the map; each round waits longer by as many. The time until the client
+# may read a map again is extra.
 MEETING_PAUSE: Final = 0.1
-MEETING_ROUNDS: Final = 40  # so often at most the client reads the identities, while a primary does not answer
+MEETING_ROUNDS: Final = 40  # how often the client reads the identities at most, while a primary does not answer
 NODE_TIMEOUT: Final = 1.0  # seconds that one node may take to send the map, or its identity
 MAP_COMMANDS: Final = (("HELLO",), ("CLUSTER", "SLOTS"), ("CLUSTER", "INFO"))
 SHARDED_SINCE: Final = 7  # the first version with sharded channels
@@ -59,7 +60,7 @@ class Node:
         self.history = history
         self.server = server
         self.failed_at = 0.0  # when the node failed last; 0 once the node has answered since
-        self.has_answered = False  # whether the node has answered since it last became a primary
+        self.has_answered = False  # whether the node has answered since it became a primary or was last disconnected
         self.named_at = 0.0  # when the client last asked another node that named this one as a primary
 
     def note_disconnect(self, error: Disconnected, now: float) -> None:
@@ -196,7 +197,8 @@ class SlotMap:
     async def _read(self, until: float, ask_first: Node | None) -> tuple[Address, list[Any], float]:
         """The address of the node that sent the map, the map, and when the client asked for the map.
 
-        The map of the first node whose cluster state is ok counts. If there is none, any map counts, with the time 0.
+        The map of the first node whose cluster state is ok counts. If no state is ok, the first map counts, with the
+        time 0.
         """
         nodes = sorted(self.primaries, key=lambda node: node.failed_at)
         nodes = [ask_first, *nodes] if ask_first else nodes
@@ -236,7 +238,8 @@ class SlotMap:
     def _apply(self, seed: Address, slots: list[Any], identities: Mapping[Node, str], asked_at: float) -> None:
         """Use this map from now on.
 
-        `identities`: those that the nodes had before `asked_at`, when the client asked for the map: see `SlotMove`.
+        `asked_at`: when the client asked for the map. `identities`: the identities of the nodes that the client knew
+        before that: see `SlotMove`.
         """
         new_map: list[Node | None] = [None] * SLOTS
         replicas: list[Address] = []
@@ -358,7 +361,7 @@ class SlotMap:
             await node.server.close()
 
     def reset_after_fork(self) -> None:
-        """In a child after fork: the open connections belong to the parent."""
+        """In a child after a fork: drop the connections to all nodes, which belong to the parent."""
         for node in self._nodes.values():
             node.server.reset_after_fork()
         self._start()

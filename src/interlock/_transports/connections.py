@@ -8,8 +8,8 @@ Rules.
 (a) Each `take` or `checkout` ends with `checkin`, or with `discard` after an error: then a late reply reaches no other
     command.
 (b) A reply that nobody reads does no harm. The connection reads and drops it before the next reply, or when it arrives.
-(c) A connection that was given back may have unread replies. Whoever uses it next reads them; if nobody does,
-    `read_unread` reads them. A connection that breaks leaves an error in their place.
+(c) A connection that was given back may have unread replies. Its next user reads them, or `read_unread` if nobody uses
+    the connection. A connection that breaks leaves an error in their place.
 """
 
 from __future__ import annotations
@@ -134,7 +134,10 @@ class ConnectionPool(Protocol):
 
     @property
     def subscribed(self) -> set[str]:
-        """The channels whose subscription is in effect. The server passes over a waiter that claims another one."""
+        """The channels whose subscription is in effect.
+
+        The server passes over a waiter whose client claims a subscription that it does not have.
+        """
         ...
 
     def subscribe(self, channel: str) -> None:

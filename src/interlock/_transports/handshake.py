@@ -53,8 +53,8 @@ def complete_handshake(
 ) -> IdentityStamp:
     """Compute the identity stamp of the server from its replies to the handshake commands.
 
-    `epoch`: that under which the sentinels named the server; None if none did. `mutex`: two connections may meet a new
-    server at once, and must agree who was there before.
+    `epoch`: the configuration epoch under which the sentinels named the server; None if no sentinel named it. `mutex`:
+    two connections may meet a new server at once, and must agree which server was there before.
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """

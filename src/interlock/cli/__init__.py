@@ -27,12 +27,12 @@ def main() -> None:
         wait_for_nobody()
     try:
         sys.exit(_run())
-    except KeyboardInterrupt:  # before or behind what `run` does
+    except KeyboardInterrupt:  # before or after `app.run`, which handles its own
         sys.exit(INTERRUPTED)
 
 
 def _open_standard_streams() -> None:
-    """Open those that are closed, as by `>&-`: else a socket gets such a number, and a command gets the socket."""
+    """Open the closed ones (`>&-` closes one): else a socket would get that number, and a command the socket."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest that is free

@@ -108,7 +108,7 @@ def _run() -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(_Escaped("interlock: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    if words[:1] == ["run"] and "--" in words:  # what stands behind it is not ours to read
+    if words[:1] == ["run"] and "--" in words:  # the words after it belong to the user's command
         end = words.index("--")
         words, command = words[:end], words[end + 1 :]
     try:
@@ -137,7 +137,7 @@ def _complain(message: str, status: int) -> int:
 
 
 class _Escaped(logging.Formatter):
-    """Escapes what others wrote in a record: a line is one line, and moves no cursor."""
+    """Escapes the text of a record, of which others may have written a part: it stays one line, and moves no cursor."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging calls it so)
         record.message = record.message.removeprefix("interlock: ")  # some records begin so, for the logs of users

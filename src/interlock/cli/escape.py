@@ -1,4 +1,4 @@
-"""Words of others, made harmless for a terminal; and output that nobody takes. Imports little."""
+"""Makes the words of others harmless for a terminal, and discards output that nobody reads. Imports little."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UNSAFE: Final = frozenset({"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"})
 
 
 def discard_output() -> None:
-    """Write what is still to be written to nowhere: else Python complains at its end."""
+    """Send the rest of the output to /dev/null: else Python would report at exit that it can't write it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

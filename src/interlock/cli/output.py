@@ -36,7 +36,7 @@ __all__ = [
     "styled",
 ]
 
-PLAIN_WIDTH: Final = 80  # columns, of no terminal that says how many it has
+PLAIN_WIDTH: Final = 80  # columns, where no terminal says how many it has
 MAX_TEXT: Final = 300  # characters of a value of somebody else
 MAX_CELL: Final = 60  # columns: a longer name moves the rest of its own row, and not the other rows
 

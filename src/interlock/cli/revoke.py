@@ -1,6 +1,6 @@
-"""`interlock revoke`: takes a name away from whoever holds it. It asks first, and takes by force only if told so.
+"""`interlock revoke`: takes a name away from its holder. It asks the holder first, and uses force only with `--force`.
 
-Rules. (a) A revocation names the holders that were seen, so it never takes a lease from somebody who came later. (b)
+Rules. (a) A revocation names the holders that were seen, so it never takes a lease from a later holder. (b)
 Every revocation is in the audit, with its result (`_people/revocation.py`). (c) Force comes after the grace, in which
 the holder may give the lease back; the text says that the former holder may still be at work.
 """

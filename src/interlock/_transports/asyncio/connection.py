@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 
-# commands in the buffer: with so many, the connection writes before the turn ends, and the server starts early
+# Calls of `_send` in the buffer: with so many, the connection writes before the turn ends, and the server starts early.
 WRITE_BATCH: Final = 16
-# seconds without a byte from the server, after which a call that times out ends the connection
+# Seconds without a byte from the server, after which a call that times out ends the connection.
 SILENCE_LIMIT: Final = 0.9
 PING_AFTER: Final = 5.0  # seconds without a message after which the connection sends PING
 
@@ -170,7 +170,7 @@ class AsyncioConnection(asyncio.Protocol):
     # Trust: see `_quarantine.primacy`
 
     def is_trusted(self, since: float) -> bool:
-        """Whether the server has answered a request sent at `since` or later. To call before the next request."""
+        """Whether the server has answered a request sent at `since` or later. Call this before the next request."""
         answered = self._sent_count - len(self._expecting)
         if self._sent_count == self._mark:
             self._marked = now()

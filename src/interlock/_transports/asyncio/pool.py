@@ -1,4 +1,4 @@
-"""The connections of one loop to one server: the common one, and spare ones for commands that block it."""
+"""The connections of one loop to one server: one for all tasks, and exclusive ones for calls that block theirs."""
 
 from __future__ import annotations
 

@@ -92,7 +92,9 @@ class BlockingConnection:
         self.timeout = address.timeout
         self.fresh = True
         self.is_counted = False  # whether it counts for `max_connections`
-        self.last_answered_sent = 0.0  # when the last request with a reply was sent (see `BlockingPool.checkout`)
+        # When the last request was sent that was answered. `BlockingPool.checkout` notes the time before the reply: a
+        # connection that gets no reply is not used again.
+        self.last_answered_sent = 0.0
         self.named: NamedPrimary = self._redis_connection.named
         try:
             commands = handshake_commands(address)
@@ -121,7 +123,7 @@ class BlockingConnection:
         return pending
 
     def flush(self) -> None:
-        """See Connection. It has been written."""
+        """See Connection. Does nothing: `send` has written the commands."""
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
         """See Connection. Reads the unread replies to earlier commands first."""

@@ -3,8 +3,9 @@
 At most `max_connections` of them are open. A thread that finds none idle, and may open no more, waits until another
 thread gives one back. The background threads of interlock open connections beyond that bound: a lease must be renewed
 although a thousand threads want connections. So does the subscription. If the server (`maxclients`) or this process
-(its open files) allows no more, a background thread gets the next connection that any thread gives back. That is handed
-over: the thread at work takes its connection again within microseconds, long before another thread wakes up.
+(its open files) allows no more, a background thread gets the next connection that any thread gives back. The pool hands
+that connection over: else the thread that gave it back would take it again within microseconds, long before another
+thread wakes up.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class BlockingPool:
         return connection
 
     async def _next_given(self, until: float) -> BlockingConnection | None:
-        """The next connection that a thread gives back; None if there is none until then."""
+        """The next connection that a thread gives back; None if no thread gives one back by the time `until`."""
         if not self._open_number:
             return None
         turn = Turn()
@@ -212,7 +213,7 @@ class BlockingPool:
                 self.waiting.popleft().set()
 
     def open(self, until: float) -> BlockingConnection:
-        """A new connection, whatever their number. Raises Disconnected or LockError."""
+        """A new connection, however many are open. Raises Disconnected or LockError."""
         asked_at = now()
         if self.address.clustered and not self.primacy.is_confirmed(NO_PRIMARY, until):
             raise Disconnected(NOT_NAMED, sent=False)

@@ -27,8 +27,9 @@ if sys.version_info >= (3, 14):
     class Mutex(_thread.RLock):
         """A reentrant lock that a `with` always gives back, also if a signal handler raises, as Ctrl-C does.
 
-        Python 3.14 runs signal handlers right after the call of `__enter__`, before the `with` is sure to call
-        `__exit__`. When a function of Python returns, it runs none. `__exit__` stays that of C: none runs at its start.
+        Python 3.14 runs signal handlers right after a call of an `__enter__` in C, before the `with` is sure to call
+        `__exit__`. It runs none when an `__enter__` in Python returns. `__exit__` stays in C, because Python runs no
+        handler at its start.
         """
 
         def __enter__(self) -> bool:

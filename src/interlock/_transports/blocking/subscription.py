@@ -1,4 +1,4 @@
-"""The subscription of a thread's client: one connection that receives pushes, and the thread that reads it."""
+"""The subscription of a pool for threads: one connection that receives pushes, and the thread that reads it."""
 
 from __future__ import annotations
 

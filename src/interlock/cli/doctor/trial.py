@@ -1,4 +1,4 @@
-"""What the doctor tries: a lock of its own, so that missing rights and dead channels show."""
+"""Tries a lock of the doctor's own, so that missing rights and dead channels show."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def try_it(locks: Interlock, *, denied: bool) -> list[Finding]:
 
 def _not_acquired(error: LockError) -> Finding:
     if isinstance(error, AcquireTimeout) and error.quarantined:
-        text, _, _ = str(error).partition(". Wait;")  # what follows is for somebody who writes a program
+        text, _, _ = str(error).partition(". Wait;")  # the rest is advice for programmers
         return Finding(Level.WARNING, "a lock", f"cannot be acquired yet: {text}", "Wait so long")
     return Finding(Level.DANGER, "a lock", f"cannot be acquired: {error}", "Mend that first")
 

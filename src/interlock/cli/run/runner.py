@@ -4,8 +4,9 @@ Rules. (a) The lease is released only after the command has ended, whatever the 
 runner waits or raises (see `cli.stderr`). (b) A signal that arrives before the command has started ends the wait, and
 leaves nothing in the queue. Later signals go to the command, which decides. (c) The runner tells the supervisor only
 deadlines that it has read from the lease, counted from before it read them. (d) On a terminal the command is a job of
-its own: what stops it (Ctrl-Z) stops the runner, too, and what continues the runner continues the command. It gets the
-terminal at once; in a pipeline it gets it when it needs it, since others may (`| less`).
+its own: what stops the command (Ctrl-Z) stops the runner, too, and what continues the runner continues the command. The
+command gets the terminal at once. In a pipeline it gets the terminal only when it reads or sets it, since another
+process of the pipeline may need it (`| less`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Interrupted", "Runner"]
 
 PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 LONGEST_TICK: Final = 1.0  # seconds between two deadlines that the supervisor hears
-LONGEST_KILL: Final = 1.0  # seconds: a zombie that nobody reaps is in its group for ever
+LONGEST_KILL: Final = 1.0  # seconds: a zombie that nobody reaps stays in its group for ever
 
 
 class Interrupted(BaseException):  # as KeyboardInterrupt: no handler of errors may take it for one

@@ -37,7 +37,8 @@ class Supervisor:
             os.set_inheritable(descriptor, True)
         mine = [sys.executable, "-I", "-S", str(PROGRAM), str(theirs.fileno()), str(told)]
         blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
-        # No key of the terminal reaches its group, and no signal reaches it before it ignores them.
+        # In a group of its own, no key of the terminal reaches it. With all signals blocked, none ends it before it
+        # ignores them.
         self.pid = os.posix_spawn(mine[0], mine, os.environ, setpgroup=0, setsigmask=signal.valid_signals())
         theirs.close()
         os.close(told)
@@ -47,7 +48,7 @@ class Supervisor:
             pipe.write(marshal.dumps(setup))
 
     def begin(self, until: float, environment: Mapping[str, str]) -> None:
-        """Let it start the command, with these variables besides. Raises OSError if the message is too long."""
+        """Let it start the command, with these additional variables. Raises OSError if the message is too long."""
         variables = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
         with contextlib.suppress(ConnectionError):  # it has died: `hear` says so
             send(self.socket.fileno(), "begin", until, variables)

@@ -9,7 +9,7 @@ ends the command, whether the runner renews in vain, was stopped, or was killed.
 Rules.
 (a) SIGTERM goes to the command's process group `grace` seconds before the deadline; SIGKILL goes to it before the
     deadline, also if the command itself has ended and has left others in its group.
-(b) A deadline that was late or came out of order is a deadline all the same: the newest word of the runner counts.
+(b) The deadline that arrived last counts, however late it arrived: the runner sends only later and later ones.
 (c) The supervisor alone waits for the command, so a signal never reaches another process with a reused id.
 (d) If the supervisor dies, Linux kills the command (PR_SET_PDEATHSIG), and the runner kills the group.
 (e) No signal of a terminal or of a service manager ends the supervisor: it ends when the command has.
@@ -107,7 +107,7 @@ def received(end: int) -> tuple[Word, list[Any]]:
         try:
             message = os.read(end, MAX_MESSAGE)
             break
-        except ConnectionResetError:  # it had not read all: what it said before is still here
+        except ConnectionResetError:  # it ended with messages unread: those that it had sent are still here
             continue
     if not message:
         raise EOFError
@@ -282,7 +282,7 @@ def _death_signal() -> Callable[[], object]:
 
 
 def _run_first() -> Callable[[], None]:
-    """Let this process run before all others, if the system allows that. Returns what undoes it, for the command."""
+    """Let this process run before all others, if the system allows that. Returns a function that undoes it."""
     if not sys.platform.startswith("linux"):
         return lambda: None
     policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)

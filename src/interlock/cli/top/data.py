@@ -1,4 +1,4 @@
-"""What `interlock top` shows: gathered from the server in one go, without a thought for a terminal.
+"""Gathers what `interlock top` shows from the server. Knows nothing of a terminal.
 
 Theory. A person watches while something is wrong, so the server may be away: then a snapshot keeps what was known, and
 says since when nothing new arrives. A thread of its own gathers, so that the view answers keys meanwhile.
@@ -129,7 +129,7 @@ class Source:
             taken_at=time.monotonic(),
             ping=ping,
             things=tuple(each for each in every if self._is_wanted(each)),
-            deadlocks=tuple(find(every)),  # of any name: a deadlock keeps callers waiting that want other names
+            deadlocks=tuple(find(every)),  # of any name: callers that want other names may wait behind a deadlock
             processes=len({party.process for each in every for party in (*each.holders, *each.waiters)}),
             details=self._details(details),
             clients=self._clients(locks),

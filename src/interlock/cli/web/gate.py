@@ -1,8 +1,8 @@
-"""Who may look at a page that `interlock web` serves: whoever has its token; or, on this machine only, anybody.
+"""Who may look at the page of `interlock web`: everybody with its token; without a token, everybody on this machine.
 
-Rules. (a) A token stands in an address once: the answer puts it into a cookie, and leads to the address without it. (b)
-Without a token, only requests to a name of this machine are answered, so that no foreign name that leads here makes a
-browser ask (DNS rebinding).
+Rules. (a) The token stands only in the first address: the answer puts a hash of the token into a cookie, and redirects
+to the address without it. (b) Without a token, the gate answers only requests to a name of this machine. Else a foreign
+name that leads here would let a browser ask (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MONTH: Final = 30 * 86_400  # seconds
 
 
 class Gate:
-    """An ASGI app that lets those in who may look."""
+    """An ASGI app that lets only visitors in who may look."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         """`token`: "" for a page that everybody on this machine may see."""
