@@ -75,9 +75,9 @@ async def acquire(
     """Acquire the key with this value. Returns False if another has it after `timeout` seconds.
 
     `timeout`: None waits for ever, 0 does not wait. `poll`: seconds between two looks at a key that a client of the
-    other library has. `is_unique`: nobody else acquires the key with this value, so the undo need not know from the
-    record, which does not outlast a long silence of the server, that this attempt took it. Raises Unavailable or
-    ConfigError.
+    other library has. `is_unique`: nobody else acquires the key with this value. So the undo need not learn from the
+    record that this attempt took the key: the record does not outlast a long silence of the server. Raises Unavailable
+    or ConfigError.
     """
     poll_ms = str(max(1, int(duration(plain_number(poll), "sleep") * 1000)))
     try:

@@ -20,8 +20,8 @@ __all__ = ["SelfClosingInterlock"]
 class SelfClosingInterlock(Interlock):
     """Used in an event loop, it stays open until that loop ends, or until `close_here()` or `close_in_idle_loops()`.
 
-    Each loop that is ended by asyncio.run, asyncio.Runner, pytest-asyncio or anyio ends its asynchronous generators
-    before. So a generator that is suspended in the loop is where to close what this Interlock has there.
+    asyncio.run, asyncio.Runner, pytest-asyncio and anyio end the asynchronous generators of a loop before they close
+    the loop. So a generator that is suspended in the loop can close what this Interlock has there.
     """
 
     def _start(self) -> None:

@@ -70,7 +70,7 @@ class Interlocks(Generic[InterlockT]):
         except TypeError:  # that is no client: an error below says so
             locks = None
         if locks is None or locks._closed:
-            # The originals' promises: also no quarantine, which would keep only the processes with interlock waiting.
+            # The promises are those of the originals, so no quarantine: only processes with interlock would wait.
             locks = self._of_pools[pool] = self.of(client, prefix="", quarantine=False)
         session: Session = cast("Any", locks)._session
         return session

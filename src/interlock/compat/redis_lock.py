@@ -502,7 +502,7 @@ def _longest_block(client: Any) -> float:
 
 @cache
 def _default_socket_timeout() -> float | None:
-    """Of redis-py: None before version 8."""
+    """The default of redis-py; None before its version 8."""
     import inspect  # noqa: PLC0415 (once)
 
     from redis.connection import AbstractConnection  # noqa: PLC0415

@@ -296,7 +296,7 @@ def _to_release(kept: list[_Kept], thread: object) -> _Kept:
 
 
 def _order_of_release(kept: _Kept) -> int:
-    """What is lost comes first, and last what belongs to the parent of this process."""
+    """Lost leases first, then held ones, and last those of the parent of this process."""
     why = kept.lease._grant.reason_ended(kept.lease._core.runtime.now())
     return {None: 1, Grant.FORKED: 2}.get(why, 0)
 

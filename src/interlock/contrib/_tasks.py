@@ -68,8 +68,9 @@ class TaskLock:
     """The lock around each call of one function.
 
     `busy` says what a call does if the lock is not free within `timeout` seconds: "retry", "skip", "raise", a value to
-    return, or a function of the Skipped that returns one. In a quarantine nobody is known to hold it: then all
-    raise AcquireTimeout but "retry". Raises ConfigError at once, if no call can have such a name.
+    return, or a function of the Skipped that returns one. In a quarantine nobody is known to hold the lock: then a
+    call retries with "retry", and else raises AcquireTimeout. Raises ConfigError at once, if no call can have such a
+    name.
     """
 
     def __init__(

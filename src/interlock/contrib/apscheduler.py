@@ -18,8 +18,8 @@ anew.
 Rules. (a) No certain lease, no run: a server that does not answer starts nothing. (b) A job that has begun goes on
 after a loss, since nothing can end a thread: `current_lease()` is its lease, to ask and to fence by. (c) A shutdown
 resigns after the last job of this process has ended, so the jobs of two leaders overlap after losses only. (d) Which
-runs a leader has done is in the job store if the processes share one. For memory stores the leader says in a key
-beside the election's until when it has run all that was due; the next leader begins after that moment.
+runs a leader has done is in the job store if the processes share one. For memory stores the leader writes into a key
+beside the election's the moment until which it has run all that was due; the next leader begins after that moment.
 (e) What is due and not done at a takeover is APScheduler's to judge, by `misfire_grace_time` and `coalesce`.
 """
 
@@ -131,7 +131,7 @@ class Leading:
             raise
 
     def stop(self, *, wait: bool = True) -> None:
-        """Shut the scheduler down, if it runs, and resign. With `wait` return once its jobs have ended, and it has.
+        """Shut the scheduler down, if it runs, and resign. With `wait` return when jobs and campaign have ended.
 
         A scheduler on an event loop shuts down on that loop, for which a call on the loop itself cannot wait: leave an
         `async with`, or call this in another thread. Nor can a signal handler wait that interrupts a round of jobs.
@@ -326,7 +326,7 @@ class Leading:
         return lease
 
     def _write(self, write: Callable[..., Any], *args: Any) -> Any:
-        """A change of a job store, which only a leader makes for a run; by the program's own calls anybody."""
+        """Change a job store: in a round only with a certain lease, by a call of the program itself always."""
         if self._is_in_round():
             try:
                 self._certain_lease()

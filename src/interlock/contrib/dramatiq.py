@@ -53,8 +53,8 @@ class Locks(Middleware):
     """A middleware that has the locks of a worker: `broker.add_middleware(Locks())`.
 
     `locks` is an Interlock, what `Interlock(...)` takes (a URL, a client), or nothing: then the locks are on the server
-    of a RedisBroker. Raises ConfigError for a wrong URL; and when the worker boots, if the broker holds no locks, or an
-    actor can't be tried again that should be.
+    of a RedisBroker. Raises ConfigError for a wrong URL; and when the worker boots, if the broker holds no locks, or if
+    dramatiq would not retry an actor that needs retries.
     """
 
     def __init__(self, locks: Interlock | str | object | None = None) -> None:

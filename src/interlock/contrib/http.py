@@ -61,9 +61,9 @@ def answer_to(error: LockError, *, busy: Literal[423, 409] = 423) -> Answer:
 def retry_after(error: LockError) -> int | None:
     """Whole seconds, from 1 to 60, after which the client may try again; None if it should not by itself.
 
-    The server knows when the holder's lease ends if nobody renews it, and a living holder does renew it. So this is no
-    longer than that, and about as long as the request has waited already: clients whose requests wait longer come back
-    less often. A quarantine ends at a known time, and not before.
+    The server knows when the holder's lease ends if nobody renews it, and a living holder does renew it. So the client
+    waits no longer than until that end, and about as long as its request has waited already: clients whose requests
+    wait longer come back less often. A quarantine ends at a known time, and not before.
     """
     if isinstance(error, AcquireTimeout):
         if error.quarantined and error.remaining is not None:

@@ -232,7 +232,7 @@ class Telemetry(Observer):
 
 
 def _take_span(attempt: Attempt) -> Span | None:
-    """The span of this attempt, which its caller ends."""
+    """Take the span away from this attempt, to end it; None if it has none, or another report was faster."""
     observation = observation_of(attempt)
     if observation is None:
         return None

@@ -2,16 +2,16 @@
 
     celery -A app beat -S interlock.contrib.celery:Beat
 
-Theory. The beats elect one. It notes in the server of the locks when it has sent each entry, by commands under its
-lease: a beat that has lost its lease notes nothing any more, however late it is. The next one begins with these notes,
-since the schedule of its own is a file of its own machine, and old.
+Theory. The beats elect one. The elected beat notes in the server of the locks when it has sent each entry, by commands
+under its lease: a beat that has lost its lease notes nothing any more, however late it is. The next leader begins with
+these notes, since its own schedule is a file of its machine, and old.
 
 Rules. (a) No lease, no ticks. A beat asks for its lease before it looks at an entry, and again before it sends one.
 (b) At most once: a beat notes the entry before it sends it. If it dies in between, nobody sends that one. (c) At least
 once: a beat notes the entry after it has sent it. If it dies in between, the next one sends it again; an entry that
-was not sent is due again. (d) A run is behind a beat only when its note is in the server: what was not answered is
-noted again. (e) If the server has lost its notes while another beat led, a beat goes on, at most once, from the moment
-at which it saw that one lead last; at least once, from its own file.
+was not sent is due again. (d) A run is done for a beat only once the server has confirmed its note: the beat sends a
+note without a reply again. (e) If the server has lost its notes while another beat led, a beat with "at_most_once" goes
+on from the moment at which it last saw the other one lead, and a beat with "at_least_once" from its own file.
 """
 
 # Celery has no types.
@@ -67,7 +67,7 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
     """The entry that could not be sent in this tick, and must be."""
     _other_led: datetime | None = None
     """When this process saw last that another beat leads."""
-    _is_away = False  # whether the log has that no server answers
+    _is_away = False  # whether the log says that no server answers
     _ticks = False  # whether a signal that arrives now interrupts a tick
 
     def setup_schedule(self) -> None:
@@ -176,7 +176,7 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
         lease.execute("EXPIRE", self._key, KEPT, keys=[self._key])
 
     def _note_owed(self, lease: Leadership) -> None:
-        """Note what was sent without that the server has confirmed its note. Raises LeaseLost or Unavailable."""
+        """Note again each run whose note the server has not confirmed. Raises LeaseLost or Unavailable."""
         for name, (count, moment) in [*self._owed.items()]:
             self._note(lease, name, count, moment)
             del self._owed[name]
@@ -235,12 +235,12 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
         return result
 
     def _undo_reserve(self) -> None:
-        """Let the entry that was not sent be due again; at most once: it may have been sent."""
+        """Let an entry be due again that was not sent. Not with "at_most_once": it may have been sent after all."""
         if self._due == "at_least_once" and self._before is not None:
             self._unsent = self.schedule[self._before.name] = self._before
 
     def _put_back(self) -> None:
-        """Look at an entry that was not sent a few seconds later, so that it holds no other entry back."""
+        """Let an entry that was not sent be due in `RETRY` seconds, so that it holds no other entry back."""
         if (entry := self._unsent) is not None and self._heap is not None:
             later = event_t(self._when(entry, RETRY), 5, entry)
             self._heap = [later, *(event for event in self._heap if event.entry.name != entry.name)]

@@ -108,6 +108,6 @@ def check_before_start(sender: Any, **_: object) -> None:
 
 @signals.worker_process_shutdown.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def close_in_child(**_: object) -> None:
-    """Close what a process of the pool has, which ends without what Python runs at an exit."""
+    """Close the Interlocks of a process of the pool, which ends without running Python's exit handlers."""
     for each in _in_use:
         each.close()

@@ -1,8 +1,8 @@
-"""`Unique`: a task that is queued once at a time. Who queues it again gets the result of the one that waits or runs.
+"""`Unique`: a task that is queued once at a time. A caller that queues it again gets the result of the first one.
 
 Theory. A *claim* is a key in the server of the locks: which task, by its id, has this name. It exists from the moment
-at which the task is queued to its end, in no process and in none in particular, so nobody renews it: it lasts
-`at_most` seconds from the last sign of life of its task, which is queued, retried, or begins to run. All reads and
+at which the task is queued to the end of the task. While a task is queued no process has it, so nobody renews the
+claim: it lasts `at_most` seconds from when its task was last queued, retried, or began to run. All reads and
 writes of a claim are commands under the lease of one lock for each name. So nobody acts on a claim that has changed
 meanwhile, and a process that was stopped inside of that lock changes nothing later.
 
@@ -251,7 +251,7 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
 
 
 def _nothing_more(locks: Interlock) -> None:
-    """What a worker checks of a unique task beside its having locks."""
+    """Check no more: a worker with this in `checks` makes sure that its app has locks, which suffices here."""
 
 
 @signals.task_revoked.connect  # type: ignore[untyped-decorator]  # Celery has no types

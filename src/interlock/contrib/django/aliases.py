@@ -132,7 +132,7 @@ InterlockT = TypeVar("InterlockT", Interlock, AsyncInterlock)
 
 
 class Aliases(Generic[InterlockT]):
-    """The Interlocks of this process by alias; and, as `cache` beside `caches`, what the default one has."""
+    """The Interlocks of this process by alias. All other attributes are those of the default one."""
 
     def __init__(self, name: str, kind: type[InterlockT]) -> None:
         self._name = name
@@ -155,7 +155,7 @@ class Aliases(Generic[InterlockT]):
         return f"<interlock.contrib.django.{self._name}>"
 
     def forget(self) -> None:
-        """Make them anew, of the settings of now, when they are used next."""
+        """Forget them: the next use of each alias makes its Interlock anew, of the settings of that time."""
         self._made.clear()
 
 

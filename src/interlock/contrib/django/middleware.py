@@ -33,8 +33,8 @@ class LocksMiddleware(MiddlewareMixin):
     """`MIDDLEWARE = [..., "interlock.contrib.django.middleware.LocksMiddleware"]`, for WSGI and ASGI.
 
     It answers what a view raises: 423 if somebody else holds the lock, 503 if the lock's server does not answer or the
-    lease was lost, with a problem document that names the lock and nothing else of the fleet. It stands at the end of
-    the list, so that it is asked first. The server loads it at its start, and so finds mistakes in the settings then.
+    lease was lost, with a problem document that names the lock and nothing else of the fleet. Put it at the end of the
+    list: Django asks the last one first. The server loads it at its start, and so finds mistakes in the settings then.
     """
 
     busy: Literal[423, 409] = 423
@@ -56,7 +56,7 @@ class LocksMiddleware(MiddlewareMixin):
         return HttpResponse(answer.body, status=answer.status, headers=answer.headers)
 
     def _warn(self, error: Unavailable) -> None:
-        """Say once in a while what the answers don't."""
+        """Log the error, which the answers don't show, once in `WARN_EVERY` seconds at most."""
         now = time.monotonic()
         if self._warned_at is None or now - self._warned_at >= WARN_EVERY:
             self._warned_at = now

@@ -1,7 +1,7 @@
 """Revoking from the page, by the same rules as `interlock revoke`: the audit has who, whom, when and why.
 
 Rules. (a) A revocation names the holders that the person has seen, so it never takes the lease of one that came later.
-(b) It asks first. Force is a second decision of the person, who reads what may happen.
+(b) The first revocation asks the holder. Force is a second decision of the person, who reads first what may happen.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Wanted:
 
 
 async def revoke(session: Session, wanted: Wanted, person: str) -> str:
-    """Do it. Returns what became of it, for the person. Raises Unavailable or ConfigError."""
+    """Revoke as this person wants. Returns the result, in words for the person. Raises Unavailable or ConfigError."""
     kind, name, prefix = wanted.name
     resource = resource_of(kind, name, prefix)
     reason = reason_text(resource, wanted.reason)

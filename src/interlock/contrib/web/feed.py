@@ -2,12 +2,12 @@
 
 Theory. Ten viewers must cost as much as one, and no viewer nothing. So one thread looks, while somebody watches, and
 encodes each difference once. A *topic* is what one page shows: all names, one name, processes, audit, health. A topic
-numbers its messages. Who has missed some gets the whole state, so nobody can miss a change.
+numbers its messages. A viewer that has missed some gets the whole state, so no viewer misses a change.
 
-Rules. (a) The thread begins with the first viewer, and ends `LINGER` after the last one, with what it has seen. (b) It
-has connections of its own, and runs beside the event loop of its host. (c) What the server does not tell, or an error,
-is a part of the message: with the last picture, and when that was true. (d) A viewer that polls counts as one for
-`POLLS` after its question.
+Rules. (a) The thread begins with the first viewer, and ends `LINGER` after the last one. Then it forgets everything but
+the pasts. (b) It has connections of its own, and runs beside the event loop of its host. (c) A message says what the
+server does not tell, or which error there was, beside the last picture and the time at which that was true. (d) A
+viewer that polls counts as one for `POLLS` after its question.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class Topic:
     """What one page shows."""
 
     name: Name | None = None
-    """Of the one lock that it is about."""
+    """Of the lock that this topic is about; None if it is about more."""
     version: int = 0
     first: int = 0
-    """The first version."""
+    """The version before the first message: a viewer with an older one gets the whole state."""
     whole: dict[str, Any] = field(default_factory=dict[str, Any])
     log: deque[tuple[int, bytes]] = field(default_factory=lambda: deque[tuple[int, bytes]](maxlen=KEPT))
     encoded: tuple[int, bytes] = (0, b"")
@@ -77,7 +77,7 @@ class Topic:
     due: float = 0.0
     """When it is to be asked about again."""
     change: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What the next message has."""
+    """What the next message says beside the head."""
 
     @property
     def is_watched(self) -> bool:
@@ -144,7 +144,7 @@ class Feed:
             return messages
 
     def after(self, topic: str, version: str) -> list[bytes]:
-        """The messages behind this version, in order; or the whole state, if some of them are gone. JSON."""
+        """The messages after this version, in order; or the whole state, if some of them are gone. JSON."""
         epoch, _, number = version.partition(".")
         known = int(number) if epoch == self._epoch and number.isdecimal() else 0
         with self._mutex:
@@ -196,7 +196,7 @@ class Feed:
         return found
 
     def _begin(self, *, is_new: bool) -> None:
-        """Have a reader. `is_new`: nobody watches this topic yet, so its viewer waits for no look. Under the mutex."""
+        """Start the reader unless it runs. `is_new`: nobody has watched this topic, so look now. Under the mutex."""
         if is_new:
             self._wake.set()
         if (self._thread is None or not self._thread.is_alive()) and not self._closing:

@@ -114,7 +114,7 @@ class Pasts:
         past.notes.append([at, what, words])
 
     def forget(self, name: Name, at: float) -> None:
-        """Nobody holds this name any more or waits for it: its holds have ended, and what is known stays."""
+        """Note that nobody holds this name or waits for it any more: its holds end, and its past stays."""
         past = self.of.get(name)
         if past is None:
             return

@@ -1,7 +1,7 @@
 """Views of names as the page's browser gets them: plain values for JSON, with times of the server's clock.
 
-Rule. A row of a name to which nothing has happened is equal to its row of before, so that nobody sends it again. So it
-has the moment since when somebody holds, and neither for how long, nor what each renewal changes.
+Rule. While nothing happens to a name, each of its rows is equal to the one before, and nobody sends it again. So a row
+has the moment at which a hold began, and neither its seconds nor anything that a renewal changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Moments:
 
 
 def text(value: str | None) -> str:
-    """What somebody else wrote, cut off where nobody reads on."""
+    """The words of somebody else, cut off after `MAX_TEXT` characters."""
     return (value or "")[:MAX_TEXT]
 
 

@@ -1,6 +1,6 @@
-"""What the page answers, without a word about ASGI or WSGI: each face asks here, once it knows who the visitor is.
+"""The answers of the page, the same for ASGI and WSGI: each face asks here once it knows who the visitor is.
 
-Rules. (a) Nothing is answered to a visitor whom the host does not name. (b) Only a POST acts, and only if acting is on,
+Rules. (a) A visitor whom the host does not name gets 403 and no more. (b) Only a POST acts, and only if acting is on,
 the request comes from this origin, and it has the token of the visitor's own cookie. (c) Nothing that somebody else
 wrote gets into markup: the pages are fixed texts, and a script of ours puts text into them as text. (d) The policy of
 each page forbids foreign and inline scripts and styles.
@@ -77,7 +77,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """A reply. If it has a topic, it is a stream of the messages behind a version."""
+    """A reply. If it has a topic, it is a stream of the messages after a version."""
 
     status: int
     body: bytes = b""
