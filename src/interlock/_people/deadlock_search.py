@@ -1,8 +1,8 @@
 """Finds the deadlock of which a caller whose time is over was a part, or behind which that caller has waited.
 
 Theory. Only a caller that has waited for long asks, and first only for the process of its holder: a holder that does
-not wait is in no deadlock. Else it reads what all processes say, once in `REPORT_INTERVAL` for all callers of a
-session, and adds what it knows better: what it holds itself, and that it has waited until now.
+not wait is in no deadlock. Else the caller reads what all processes say, once in `REPORT_INTERVAL` for all
+callers of a session, and adds what it knows better: what it holds itself, and that it has waited until now.
 
 Rules. (a) Nothing here delays a caller beyond the time that it gives. (b) A search reads `MAX_SEARCHED` entries at
 most, and of the callers of a session one reads: many may time out together, and the server has other work. (c) The own
