@@ -6,25 +6,27 @@ A page has two sorts of marks:
                                           p50, p99, max, share (what the caller gets that is served least) or check
                                           (then CONTENDER is the name of the check). ROW#2: the row's second table.
   <!--goals-->...<!--/goals-->            a block of lines: a key of BLOCKS.
+  <!--plot-NAME-->...<!--/plot-NAME-->    a picture of plots.py.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 
 import picture
+import plots
 import record
 import report
 from checkouts import ROOT
-from goals import AIOREDLOCK, BLPOP, EAGER, EAGER_ASYNCIO, FIFO, POTTERY, REDIS_ASYNCIO, REDIS_PY, UNCONFIRMED
-from measure import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from record import Recorded
 
@@ -33,8 +35,7 @@ PAGES: Final = [
     for name in ("README.md", "README.zh.md", "docs/benchmarks.md", "docs/performance.md", "docs/internals/goals.md")
 ]
 FIGURE: Final = re.compile(r"(<!--=([\w-]+)(?:#(\d))?/([^/>]+)/(\w+)-->)[^<]*(<!--/-->)")
-BLOCK: Final = re.compile(r"(<!--(goals|run|peers|picture)-->\n).*?(<!--/\2-->)", re.DOTALL)
-PEERS: Final = {REDIS_PY, EAGER, BLPOP, POTTERY, REDIS_ASYNCIO, EAGER_ASYNCIO, FIFO, AIOREDLOCK}
+BLOCK: Final = re.compile(r"(<!--(goals|run|picture|plot-[a-z-]+)-->\n).*?(<!--/\2-->)", re.DOTALL)
 TAIL: Final = ("p50", "p99", "max")
 
 
@@ -42,16 +43,26 @@ def write(numbers: Mapping[str, Any]) -> None:
     """Write the record, and of it what each page says, and the pictures."""
     record.write(numbers)
     for page in PAGES:
-        page.write_text(page_with(page.read_text(encoding="utf-8"), numbers), encoding="utf-8")
-    for path, text in picture.files(record.outcomes_of(numbers)).items():
-        path.write_text(text, encoding="utf-8")
-
-
-def page_with(page: str, numbers: Mapping[str, Any]) -> str:
-    """The page with the figures of these numbers. Raises LookupError if they lack one."""
+        text = page_with(page.read_text(encoding="utf-8"), numbers, page.parent)
+        page.write_text(text, encoding="utf-8")
     outcomes = record.outcomes_of(numbers)
+    for path, svg in picture.files(outcomes).items():
+        path.write_text(svg, encoding="utf-8")
+    plots.write(outcomes)
+
+
+def page_with(page: str, numbers: Mapping[str, Any], folder: Path = ROOT) -> str:
+    """The page of this folder with the figures of these numbers. Raises LookupError if they lack one."""
+    outcomes = record.outcomes_of(numbers)
+    way = os.path.relpath(plots.FOLDER, folder)  # pathlib has no ../ before Python 3.12
+
+    def block(name: str) -> str:
+        if name in BLOCKS:
+            return BLOCKS[name](outcomes, about(numbers))
+        return plots.markup(outcomes, name.removeprefix("plot-"), way)
+
     page = FIGURE.sub(lambda found: f"{found[1]}{_figure(outcomes, *found.group(2, 3, 4, 5))}{found[6]}", page)
-    return BLOCK.sub(lambda found: f"{found[1]}{BLOCKS[found[2]](outcomes, about(numbers))}\n{found[3]}", page)
+    return BLOCK.sub(lambda found: f"{found[1]}{block(found[2])}\n{found[3]}", page)
 
 
 def _figure(outcomes: Sequence[Recorded], row: str, number: str | None, name: str, what: str) -> str:
@@ -88,28 +99,10 @@ def _goals(outcomes: Sequence[Recorded], ran_with: str) -> str:
     return report.markdown(outcomes, f"Measured by `scripts/bench`: {ran_with}.")
 
 
-def _peers(outcomes: Sequence[Recorded], ran_with: str) -> str:
-    """interlock beside each peer that did the same work."""
-    lines = ["| work | by | median | p99 | longest | interlock beside it |", "|---|---|---|---|---|---|"]
-    for outcome in outcomes:
-        peers = [name for name in outcome.samples if name in PEERS and outcome.ours != UNCONFIRMED]
-        for name in [outcome.ours, *peers] if peers else ():
-            is_ours = name == outcome.ours
-            work = f"`{outcome.row}`: {outcome.what}" if is_ours else ""
-            tail = outcome.tail(name)
-            times = [picture.time(each, outcome.latency_unit) for each in tail[1:]] if tail else ["", ""]
-            who = f"{name} (starves callers)" if name in outcome.starving else name
-            ratio = "" if is_ours else f"{report.short(outcome.ratio(name))} ×"
-            lines.append(
-                f"| {work} | {who} | {shown(outcome.median(name))} {outcome.unit} | {' | '.join(times)} | {ratio} |"
-            )
-    return "\n".join([*lines, "", f"One run of `scripts/bench`: {ran_with}."])
-
-
 def _picture(outcomes: Sequence[Recorded], ran_with: str) -> str:  # noqa: ARG001 (as the others)
     return picture.markup(outcomes)
 
 
 BLOCKS: Final[dict[str, Callable[[Sequence[Recorded], str], str]]] = {
-    "goals": _goals, "run": _run, "peers": _peers, "picture": _picture,
+    "goals": _goals, "run": _run, "picture": _picture,
 }  # fmt: skip

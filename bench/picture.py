@@ -34,11 +34,13 @@ class Theme:
     muted: str
     ours: str
     peer: str
+    line: str  # of a scale
+    page: str  # about that of the page behind the picture, which is transparent
 
 
 THEMES: Final = {
-    "light": Theme(ink="#1f2328", muted="#59636e", ours="#1a7f37", peer="#afb8c1"),
-    "dark": Theme(ink="#f0f6fc", muted="#9198a1", ours="#3fb950", peer="#57606a"),
+    "light": Theme(ink="#1f2328", muted="#59636e", ours="#1a7f37", peer="#afb8c1", line="#d8dee4", page="#ffffff"),
+    "dark": Theme(ink="#f0f6fc", muted="#9198a1", ours="#3fb950", peer="#57606a", line="#2b3138", page="#0d1117"),
 }
 
 
@@ -106,15 +108,15 @@ def markup(outcomes: Sequence[Outcome]) -> str:
 def _svg(lines: Sequence[Line], theme: Theme) -> str:
     longest, most = max(line.longest for line in lines), max(line.rate for line in lines)
     parts = [
-        _text(NAMES, 26, TITLE, theme.ink, size=17, bold=True),
-        _text(WAITS, 58, "longest wait (shorter is better)", theme.muted),
-        _text(RATES, 58, "critical sections a second (more is better)", theme.muted),
+        text(NAMES, 26, TITLE, theme.ink, size=17, bold=True),
+        text(WAITS, 58, "longest wait (shorter is better)", theme.muted),
+        text(RATES, 58, "critical sections a second (more is better)", theme.muted),
     ]
     for i, line in enumerate(lines):
         y, is_ours = TOP + ROW * i, line.name in {OURS, FAIR}
-        parts.append(_text(NAMES, y + 12, line.name, theme.ink, bold=is_ours))
+        parts.append(text(NAMES, y + 12, line.name, theme.ink, bold=is_ours))
         if line.starves:
-            parts.append(_text(NAMES, y + 26, line.starves, theme.muted, size=11))
+            parts.append(text(NAMES, y + 26, line.starves, theme.muted, size=11))
         for x, share, label in (
             (WAITS, line.longest / longest, time(line.longest, "ms")),
             (RATES, line.rate / most, rounded(line.rate)),
@@ -122,13 +124,14 @@ def _svg(lines: Sequence[Line], theme: Theme) -> str:
             width = round(max(2.0, LONGEST * share), 1)
             colour = theme.ours if is_ours else theme.peer
             parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{BAR}" rx="2" fill="{colour}"/>')
-            parts.append(_text(x + width + 8, y + 12, label, theme.ink, bold=is_ours))
+            parts.append(text(x + width + 8, y + 12, label, theme.ink, bold=is_ours))
     height = TOP + ROW * len(lines)
     size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'
     return "\n".join([head, f"<title>{TITLE}</title>", *parts, "</svg>\n"])
 
 
-def _text(x: float, y: float, words: str, colour: str, *, size: int = 13, bold: bool = False) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{weight}>{escape(words)}</text>'
+def text(x: float, y: float, words: str, colour: str, *, size: int = 13, bold: bool = False, anchor: str = "") -> str:
+    """Words that begin at x, on the line y."""
+    more = (' font-weight="600"' if bold else "") + (f' text-anchor="{anchor}"' if anchor else "")
+    return f'<text x="{x:g}" y="{y:g}" font-size="{size}" fill="{colour}"{more}>{escape(words)}</text>'

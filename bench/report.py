@@ -1,4 +1,4 @@
-"""How outcomes are shown: tables for a terminal, the table of goals, and plots."""
+"""How outcomes are shown: tables for a terminal, and the table of goals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from measure import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from rich.console import Console
 
@@ -128,56 +127,3 @@ def _cell(outcome: Outcome, name: str) -> str:
     text = f"{_median(outcome, name)} {outcome.unit}" if name == outcome.ours else f"{label}: {_median(outcome, name)}"
     tail = outcome.tail(name)
     return text + (f"; p99 {shown(tail[1])}, longest {shown(tail[2])} {outcome.latency_unit}" if tail else "")
-
-
-# Plots
-
-
-def plot(outcomes: Iterable[Outcome], directory: Path) -> list[Path]:
-    """Write an SVG for each outcome that compares: medians with their middle half; beside them, the latencies."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "interlock", "font.size": 9, "svg.fonttype": "none"}
-    directory.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-    seen: dict[str, int] = {}
-    for outcome in outcomes:
-        seen[outcome.row] = number = seen.get(outcome.row, 0) + 1
-        if len(outcome.samples) > 1:
-            path = directory / (f"{outcome.row}.svg" if number == 1 else f"{outcome.row}-{number}.svg")
-            _draw(outcome, path)
-            written.append(path)
-    return written
-
-
-def _draw(outcome: Outcome, path: Path) -> None:
-    from matplotlib import pyplot as plt
-
-    names = sorted(outcome.samples, key=lambda name: name != outcome.ours)[::-1]
-    panels = 2 if outcome.latencies else 1
-    figure, axes = plt.subplots(
-        1, panels, figsize=(4.5 * panels + 1, 0.4 * len(names) + 1.2), sharey=True, squeeze=False
-    )
-    medians = [outcome.median(name) for name in names]
-    rounds = [sorted(outcome.samples[name]) for name in names]
-    around = [
-        [median - of[len(of) // 4] for median, of in zip(medians, rounds, strict=True)],
-        [of[-1 - len(of) // 4] - median for median, of in zip(medians, rounds, strict=True)],
-    ]
-    around = [[max(0.0, each) for each in side] for side in around]
-    colours = ["#c44e52" if name == outcome.ours else "#8c8c8c" for name in names]
-    axes[0][0].barh(names, medians, xerr=around, color=colours, error_kw={"lw": 1})
-    axes[0][0].set_xlabel(f"{outcome.unit} (median, middle half of the rounds)")
-    if outcome.latencies:
-        for i, name in enumerate(names):
-            if tail := outcome.tail(name):
-                axes[0][1].plot(tail, [name] * 3, color=colours[i], lw=1)
-                for value, marker in zip(tail, "o|x", strict=True):
-                    axes[0][1].plot(value, name, marker, color=colours[i])
-        axes[0][1].set_xscale("log")
-        axes[0][1].set_xlabel(f"{outcome.latency}, {outcome.latency_unit}: p50 o, p99 |, longest x")
-    figure.suptitle(f"{outcome.row}: {outcome.what}", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 import facts
 import pages
+import plots
 import record
 import report
 from checkouts import BASELINE, find
@@ -40,7 +41,8 @@ examples:
   scripts/bench all                        every row there is
   scripts/bench --list                     what each row measures, and its goal
   scripts/bench --write                    also record the run, and write its figures and pictures into the pages
-  scripts/bench --again --write            write the figures of the recorded run again
+  scripts/bench --again --write            write the figures and pictures of the recorded run again
+  scripts/bench --again --plots            draw the pictures of the recorded run again (docs/benchmarks/)
   scripts/bench server-time --before PATH  against another checkout, or a commit
   scripts/bench registry observers         what reports to the registry, metrics and traces cost a pair
   scripts/bench --quick all                every line of code once; the numbers mean nothing
@@ -87,7 +89,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="print the table of goals instead")
     parser.add_argument("--write", action="store_true", help="record the run, and write its figures into the pages")
     parser.add_argument("--again", action="store_true", help="measure nothing: show the recorded run")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write an SVG for each table there")
+    parser.add_argument(
+        "--plots", nargs="?", type=Path, const=plots.FOLDER, metavar="DIR",
+        help="draw the run there, each picture in light and dark; without DIR in docs/benchmarks/",
+    )  # fmt: skip
     parser.add_argument("--json", metavar="FILE", help="write all numbers there; - is the standard output")
     parser.add_argument("--rounds", type=_positive, metavar="N", help="rounds of each row (as many as it needs)")
     parser.add_argument("--quick", action="store_true", help="one round of each, far too small to mean anything")
@@ -98,8 +103,10 @@ def _options() -> argparse.Namespace:
         options.rows = [name for name in ROWS if name in options.rows or "all" in options.rows]
     if options.write and (options.rows or options.quick):
         parser.error("--write needs the usual rows, all of them, and not --quick")
-    if options.again and options.plots:
-        parser.error("--plots needs a new run: the record may lack the single rounds")
+    if str(options.plots) in ROWS:
+        parser.error(f"--plots {options.plots} would draw in a folder of that name: name the rows before it")
+    if options.plots == plots.FOLDER and not (options.again or options.write):
+        parser.error("--plots needs a folder for a run that is not recorded; or --write, which records it, or --again")
     options.rows = options.rows or USUAL
     return options
 
@@ -192,7 +199,7 @@ def _write(options: argparse.Namespace, outcomes: Sequence[Outcome], numbers: Ma
     if options.write:
         pages.write(numbers)
     if options.plots:
-        report.plot(outcomes, options.plots)
+        plots.write(outcomes, options.plots)
     if options.json == "-":
         print(record.text_of(numbers), end="")
     elif options.json:

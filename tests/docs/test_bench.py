@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text()
+GOALS = (ROOT / "docs" / "internals" / "goals.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +30,7 @@ def bench():
         import outages
         import pages
         import picture
+        import plots
         import record
         import report
         import rows
@@ -37,7 +39,7 @@ def bench():
         yield type(
             "bench", (), {"goals": goals, "measure": measure, "report": report, "ROWS": rows.ROWS}
             | {"growth": command, "model": model, "simulated": simulated, "outages": outages}
-            | {"pages": pages, "picture": picture, "record": record, "mixed": mixed},
+            | {"pages": pages, "picture": picture, "plots": plots, "record": record, "mixed": mixed},
         )  # fmt: skip
     finally:
         sys.path.remove(str(ROOT / "bench"))
@@ -94,7 +96,7 @@ def test_the_list_says_what_each_row_measures_and_its_goal(bench):
 
 
 def test_the_pages_have_every_row(bench):
-    explained = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", PAGE, re.MULTILINE)
+    explained = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \|", GOALS, re.MULTILINE)
     assert re.findall(r"`([a-z-]+)`", " ".join(explained)) == [*bench.ROWS]
     design = re.findall(r"^\| `([a-z-]+)` \|", (ROOT / "docs/internals/DESIGN.md").read_text(), re.MULTILINE)
     assert {*design} == {name for name, row in bench.ROWS.items() if row.usual and row.goal(name)}
@@ -116,7 +118,7 @@ def test_each_figure_of_the_pages_is_that_of_the_recorded_run(bench):
     for page in bench.pages.PAGES:
         text = page.read_text()
         assert bench.pages.FIGURE.search(text), page
-        assert text == bench.pages.page_with(text, numbers), "run: scripts/bench --again --write"
+        assert text == bench.pages.page_with(text, numbers, page.parent), "run: scripts/bench --again --write"
     for path, text in bench.picture.files(bench.record.outcomes_of(numbers)).items():
         assert path.read_text() == text, "run: scripts/bench --again --write"
         assert path.name in (ROOT / "README.md").read_text()
@@ -169,8 +171,9 @@ def outcome_of(bench, **options):
     """Three contenders: redis-py is fastest, and lets threads starve."""
     peers = bench.goals
     samples = {peers.OURS: [900.0] * 3, peers.REDIS_PY: [1000.0] * 3, peers.BLPOP: [100.0] * 3}
-    options = {"starving": {peers.REDIS_PY: 0.01}, **options}
-    return bench.measure.Outcome("contended", "crowded", "sections/s", peers.OURS, samples, **options)
+    options = {"row": "contended", "ours": peers.OURS, "samples": samples} | options
+    options = {"starving": {peers.REDIS_PY: 0.01}, "what": "crowded", "unit": "sections/s"} | options
+    return bench.measure.Outcome(**options)
 
 
 def test_a_peer_that_starves_others_is_no_measure_and_has_its_longest_wait_beside_it(bench):
@@ -202,12 +205,51 @@ def test_every_row_has_a_section_that_says_why(bench):
         assert anchor in anchors, row
 
 
-def test_plots_are_written(bench, tmp_path):
-    pytest.importorskip("matplotlib")
-    outcome = outcome_of(bench, latencies={bench.goals.OURS: [1.0, 2.0]}, latency="a wait", latency_unit="ms")
-    (path,) = bench.report.plot([outcome], tmp_path / "plots")
-    assert path.name == "contended.svg"
-    assert "<svg" in path.read_text()
+# pictures
+
+
+def test_the_pictures_are_those_of_the_recorded_run(bench):
+    """Drawn again they are the same, and each stands in a page."""
+    outcomes = bench.record.outcomes_of(bench.record.read())
+    drawn = bench.plots.files(outcomes)
+    assert {*bench.plots.FOLDER.iterdir()} == {*drawn}
+    for path, svg in drawn.items():
+        assert path.read_text() == svg, "run: scripts/bench --again --plots"
+        assert len(svg) < 60_000
+        assert path.name in PAGE + GOALS
+
+
+def test_each_table_that_compares_has_a_picture(bench):
+    shown = [table for plot in bench.plots.PLOTS for group in plot.groups for table in group.tables]
+    assert len(shown) == len({*shown})
+    rows = [outcome.row for outcome in bench.record.outcomes_of(bench.record.read()) if len(outcome.samples) > 1]
+    assert sorted(shown) == sorted((row, rows[:i].count(row) + 1) for i, row in enumerate(rows))
+
+
+def test_a_run_that_is_not_recorded_is_drawn_elsewhere(tmp_path):
+    ended = run("--plots")
+    assert ended.returncode == 64
+    assert "--plots needs a folder" in ended.stderr
+    ended = run("tasks", "--again", "--plots", str(tmp_path / "plots"))
+    assert ended.returncode == 0, ended.stderr
+    assert [path.name for path in sorted((tmp_path / "plots").iterdir())] == ["tasks-dark.svg", "tasks-light.svg"]
+
+
+def test_a_picture_shows_each_number_inside_its_frame(bench, tmp_path):
+    """Of a run in which a peer is a thousand times as slow, and its rounds are far apart."""
+    peers = bench.goals
+    samples = {peers.OURS: [900.0, 1000.0, 1100.0], peers.REDIS_PY: [1.0, 500.0, 4000.0]}
+    latencies = {peers.OURS: [0.1, 0.2], peers.REDIS_PY: [0.1, 15140.0]}
+    options = {"latencies": latencies, "latency": "a wait", "latency_unit": "ms"}
+    contended = outcome_of(bench, samples=samples, **options)
+    fair = outcome_of(bench, samples={peers.FAIR: [10.0] * 3}, row="fair", ours=peers.FAIR, starving={})
+    (light, dark) = bench.plots.files([contended, fair], tmp_path).items()
+    assert (light[0].name, dark[0].name) == ("contended-light.svg", "contended-dark.svg")
+    assert light[1] != dark[1]
+    words = re.findall(r">([^<]+)</text>", light[1])
+    assert {"1,000", "500", "10", "15 s", "one caller gets 1% of its share", "fair=True"} <= {*words}
+    for x in (*re.findall(r' (?:c?x|x2)="([\d.]+)"', light[1]), *re.findall(r"[MH]([\d.]+)", light[1])):
+        assert 0 <= float(x) <= bench.plots.WIDTH
 
 
 # growth
