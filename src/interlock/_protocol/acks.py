@@ -2,8 +2,8 @@
 
 The grant of one server is in that server's memory only. If the server dies before a replica has the grant, a failover
 forgets the grant, and the quarantine makes up for that. A user who does not want to rely on the quarantine asks that a
-grant counts only once replicas or disks have the grant (WAIT, WAITAOF). Unlike in other libraries, all of the requested
-number must acknowledge; if they don't in time, the client undoes the grant.
+grant counts only once replicas or disks have the grant (WAIT, WAITAOF). All of the requested number must acknowledge.
+If they don't in time, the client undoes the grant.
 """
 
 from __future__ import annotations

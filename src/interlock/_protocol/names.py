@@ -50,7 +50,7 @@ def has_address(name: str) -> bool:
 
 
 def shortened(text: str, most: int) -> str:
-    """This text, or a text of this size in bytes at the most, with a hash in place of what is too much."""
+    """This text if it has at most `most` bytes; else its beginning, with a hash of the whole in place of the rest."""
     whole = text.encode(errors="surrogatepass")
     if len(whole) <= most or most < CUT_BYTES:
         return text
@@ -58,7 +58,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def printable(text: str) -> str:
-    """What somebody else has written, for messages: it can't move a cursor or begin a line."""
+    """A text of somebody else's, made safe for messages: it can't move a cursor or begin a line."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 

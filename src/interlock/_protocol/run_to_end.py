@@ -1,7 +1,4 @@
-"""Running a coroutine that never suspends, as all of interlock over threads.
-
-The requests and their retries are in `_client/retries.py`.
-"""
+"""Running a coroutine that never suspends, as no coroutine of interlock does over the transport for threads."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def parse_facts(server: Any, replication: Any, time: Any, *past: Any) -> Facts |
 def is_loading(persistence: Any) -> bool:
     """Whether a server still loads its keys, by its reply to INFO persistence.
 
-    Until it has, the server reports neither how many keys it has loaded nor the size of its log.
+    While it loads, the server reports neither how many keys it has loaded nor the size of its log.
     """
     return isinstance(persistence, bytes) and b"\r\nloading:1\r\n" in persistence
 

@@ -1,4 +1,4 @@
-"""Searches for a proof that the server of now has every lease that an earlier server granted."""
+"""Searches for a proof that the current server has every lease that an earlier server granted."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Primacy:
     def is_confirmed(self, named: NamedPrimary, until: float) -> bool:
         """Whether others still name this primary, under the same epoch. Blocks, until `until` at most.
 
-        Under another epoch, another server was the primary in between: the connection has the stamp of before.
+        Another epoch means that another server was the primary in between: then the stamp of the connection is stale.
 
         All connections to one server share the answer of the sentinels, for `TRUSTED_FOR` seconds. Raises Disconnected
         if the others name no primary.

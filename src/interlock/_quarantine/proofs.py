@@ -77,7 +77,7 @@ class Proofs:
     def _claim_search(self, search: Search) -> bool:
         """Whether the caller must start a search now.
 
-        It must not if another search runs, has found a result, or ended less than `PROOF_INTERVAL` ago.
+        It must not if a search runs, has found a result, or ended less than `PROOF_INTERVAL` ago.
         """
         ended_at, least_ttl = self._results.get(search, (-PROOF_INTERVAL, None))
         with self.runtime.mutex:

@@ -31,7 +31,7 @@ class Histories:
         return history
 
     def forget(self, is_meant: Callable[[Address], bool]) -> None:
-        """Forget all servers that answered at the addresses that are meant. Only for tests, between two of them."""
+        """Forget all servers at the addresses for which `is_meant` returns True. Only for the tests of users."""
         for history in list(self._by_url.values()):
             if is_meant(history.address):
                 history.forget()

@@ -77,7 +77,7 @@ class ServerHistory:
         self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
 
     def forget(self, previous: str = "-") -> None:
-        """Know of no server here but this identity. "-": none has answered."""
+        """Forget all identities but this one. "-": no server has answered."""
         self.stamps: dict[str, IdentityStamp] = {}
         self.latest = IdentityStamp(
             None, self.quarantine_seconds, previous, self.mark
@@ -162,7 +162,7 @@ class ServerHistory:
         self._unsaid.append((text, address.display_url, left, way_out))
 
     def log_warnings(self) -> None:
-        """Log what `identify` found. Not under the mutex under which that runs: a handler of the log may be slow."""
+        """Log what `identify` found. Not under the mutex that protects `identify`: a log handler may be slow."""
         with contextlib.suppress(IndexError):  # none is left
             while True:
                 text, *values = self._unsaid.popleft()

@@ -4,8 +4,8 @@ Theory. An identity belongs to a node, but a slot may move. The slot moved witho
 primary that it was, and the client knew the new node before the move. Then the new node trusts records that the old
 node wrote. In any other case, the leases that the old node granted may be lost.
 
-Rule. Each move behind a noted one is noted, too: the last one leads to the node that serves the slot. What a node that
-the client never met has granted may be lost.
+Rule. The client notes each move that follows a noted one, too: the last one leads to the node that serves the slot. The
+grants of a node that the client never met may be lost.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ async def _history_after(
     """The slot history after this move, which was `slot_history` before it; None: that of the source."""
     target = move.target.latest
     if not move.source_stamp.identity:
-        # No proof about the server before shows what the source granted. And that server may be the target again.
+        # A proof about the last server that the client met says nothing of the grants of the source. And that server
+        # may be the target again.
         old_identity, move.least_ttl = f"{RETURNED}{old_identity}", math.inf
     if (least := move.least_ttl) is None:
         within = min(CHECK_TIMEOUT, max(0.05, until - runtime.now()))

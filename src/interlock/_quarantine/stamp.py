@@ -136,7 +136,7 @@ class IdentityStamp:
     def set_slot_history(self, slot: int, slot_history: SlotHistory) -> None:
         """Store how this slot came to this server."""
         self.slot_histories[slot] = slot_history
-        self._texts = {}  # a new one: text_for() in another thread keeps no text of before
+        self._texts = {}  # a new dict: text_for() in another thread may still write into the old one
 
     def text_for(self, slot: int) -> str:
         """The text for messages about a slot."""

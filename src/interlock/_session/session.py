@@ -79,7 +79,7 @@ class Session:
         self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
         track(self)
-        self.report()  # second: an observer that comes from here on finds this session
+        self.report()  # second: an observer that is added from here on finds this session
 
     def _start(self) -> None:
         server = self.server
@@ -135,11 +135,11 @@ class Session:
         )
 
     def _look_at_waiting(self) -> None:
-        """Tell people what waits. Is called with each round of heartbeats."""
+        """Let the registry look at what waits. The worker of heartbeats calls this with each round."""
         self.registry.look()
 
     def _look_at_held(self) -> None:
-        """Look what people want to know, and tell them what is held. Is called within a second while anything is."""
+        """Let the log of grants and the registry look. The worker of ends calls this while a lease is held."""
         grant_log.look()
         if self.writes_registry:
             self.registry.look()
@@ -175,7 +175,7 @@ class Session:
         self.ends.points.people = by_workers(self.reports) if observes else None
 
     def start_workers(self) -> None:
-        """Start each worker that has a task due, and could not start before or was cancelled with all tasks."""
+        """Start each worker whose task is due at some time, if it could not start before or was cancelled."""
         for worker in self.workers:
             if not worker.started and (due := worker.task.due()) != FOREVER:
                 worker.wake_at(due)
@@ -197,9 +197,9 @@ class Session:
                 grant.end(Grant.RELEASED)
             if (people := self.ends.points.people) is not None:
                 people.released(grant, self.runtime.now())
-        # Other threads and finalizers go on meanwhile. They move a claim from what is held to `orphans`, to `dropped`
-        # or `owed`, and to its next place before it leaves the former one. This thread reads in that order, so it
-        # misses none.
+        # Other threads and finalizers go on meanwhile. They move a claim from what is held to `orphans`, and from there
+        # to `dropped` or `owed`; a claim is in its next place before it leaves the former one. This thread reads the
+        # places in that order, so it misses none.
         for hold, why in self.ends.end_orphans():
             if why != DROPPED:
                 self.owed[hold.token] = hold.claim
