@@ -1,7 +1,7 @@
 """The errors of this package. Each names the lock, the cause and the way out; none shows a password.
 
 LockError
-├── AcquireTimeout   also a TimeoutError: the server answered that somebody else holds the lock
+├── AcquireTimeout   also a TimeoutError: somebody else holds the lock, or asks for it in this process
 ├── LeaseLost        the lease has ended before its holder released it: stop writing
 ├── BrokenBarrier    also threading's BrokenBarrierError: the barrier or latch is broken, so it will never open
 ├── Deadlock         also a RuntimeError: this thread or task would wait for itself for ever

@@ -77,7 +77,7 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
         return open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
 
     def _prune(self) -> list[Attempt]:
-        """Forget the loops that are closed. Returns what they left to be taken back; what they hold ends at exit."""
+        """Forget the closed loops. Returns the attempts to undo; leases of these loops end when the process exits."""
         left: list[Attempt] = []
         with self._guard:  # loops of several threads
             for loop, session in list(self._sessions.items()):

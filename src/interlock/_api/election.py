@@ -73,7 +73,7 @@ class ElectionCore(LockCore[LeaseT]):
 
     @contextmanager
     def _observe(self) -> Generator[Watch]:
-        """What waits for changes of the leader. The end of the Interlock ends it without an error."""
+        """An observer of the changes of leader. The end of the Interlock ends it without an error."""
         watch = Watch(self._session.core, self._primitive)
         try:
             yield watch
@@ -107,10 +107,10 @@ class ElectionCore(LockCore[LeaseT]):
 
     @staticmethod
     def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
-        """Whether run() goes on after this ended a term: not if the lease was given back. Raises another's error."""
+        """Whether run() goes on after this error: not if the lease was released. Raises an error of another lease."""
         if lease is None or error.token != lease.token:
             raise error
-        # Not the state tells: it is RELEASED also for a lease whose release found out that it had been lost.
+        # The state does not tell: it is RELEASED also for a lease whose release has found that the lease was lost.
         return str(error) != str(lease._grant.error(Grant.RELEASED))
 
     async def _elect(self, section: Section, should_stop: Callable[[], bool] | None) -> Any:

@@ -17,12 +17,12 @@ class Face:
     __slots__ = ()
     _instead_of_pickling = "make it in each process"
     _hints: Mapping[str, str] = MappingProxyType({})
-    """What does what a missing attribute of this name would do."""
+    """The way out for a missing attribute, by its name."""
 
     if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Say what there is instead of an attribute that there is not."""
+            """Raise AttributeError, with the way out if there is one."""
             no_attribute(self, name, self._hints)
 
     def __reduce_ex__(self, protocol: object, /) -> NoReturn:

@@ -66,7 +66,7 @@ ON_A_QUORUM: Final = tuple(
 
 
 class InterlockCore(Face):
-    """Locks on one server; the classes of the two modes say what their users need to know."""
+    """Locks on one server; see the docstrings of `Interlock` in `interlock.aio` and `interlock.threads`."""
 
     _instead_of_pickling = "make it in each process, of the same URL"
     _hints = INTERLOCK_HINTS
@@ -249,7 +249,7 @@ class InterlockCore(Face):
         *,
         frames_to_user: int,
     ) -> Session:
-        """Make the session of this server, which gives it the pushes from now on. The arguments are as in Session."""
+        """Make the session of this server, and give the pushes of the server to it. The arguments are as in Session."""
         session = server.push_handler = Session(
             server,
             self.label,
@@ -264,7 +264,7 @@ class InterlockCore(Face):
         return session
 
     def _last_session(self) -> Session | None:
-        """What is to be closed now."""
+        """The session to close now; None if there is none."""
         raise NotImplementedError
 
     @staticmethod
@@ -297,7 +297,7 @@ class InterlockCore(Face):
     ) -> AcquireOptions:
         """The options of a lockable. Raises ConfigError."""
         self._check_not_closed()
-        if ttl is DEFAULT_TTL:  # not given: no more than there may be
+        if ttl is DEFAULT_TTL:  # the user gave no ttl: the default, or max_ttl if that is shorter
             ttl = min(ttl, self.max_ttl)
         else:
             checked_ttl(ttl, self.max_ttl)

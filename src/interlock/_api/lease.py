@@ -1,7 +1,7 @@
 """The lease: one grant, and the only proof of ownership.
 
-A lease is judged by our own clock whenever it is asked, so `ensure()`, `state` and `remaining()` are right even in
-the moment after the process was stopped for a minute. Events and cancellations follow when the process next runs.
+`ensure()`, `state` and `remaining()` compare the deadline with the client's own clock at each call, so they are right
+even just after the process was stopped for a minute. Events and cancellations follow when the process next runs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WatchedCore(Face):
         raise NotImplementedError
 
     def _check_loop(self, error: RuntimeError) -> None:
-        """Raise in words for its user an error of asyncio about a lease that is used in another event loop."""
+        """Raise an error in words for the user, if this one of asyncio shows that another event loop uses the lease."""
         if any(words in str(error) for words in ("different loop", "loop is closed", "loop other than")):
             raise RuntimeError(
                 f"{self!r} belongs to the event loop in which it was acquired, and is used in another one. Use it in "
@@ -108,7 +108,7 @@ class WatchedCore(Face):
             ) from error
 
     def _on_lost(self) -> None:
-        """Report a loss to the holder. Called once, by the code that found it out."""
+        """Report a loss to the holder. The code that found the loss calls this, once."""
         if self._lost_event is not None:
             self._lost_event.set()
 
@@ -131,7 +131,7 @@ class WatchedCore(Face):
         raise NotImplementedError
 
     def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
-        """The lease of this name, by this client, that it is or has."""
+        """This lease, or those of its parts, which have this name and are of this client."""
         raise NotImplementedError
 
     def _mark_in_with(self, section: Section | None = None) -> None:
@@ -282,7 +282,7 @@ class LeaseCore(WatchedCore):
             self._ensure()
 
     def _leaves_inner(self) -> bool:
-        """Take back one acquire of an rlock: whether others are left."""
+        """Take back one acquire of an rlock. Returns whether others are left."""
         with self._core.runtime.mutex:  # with `owner=`, another thread may enter it just now
             self._depth -= 1
             return self._depth > 0
@@ -329,9 +329,9 @@ class LeaseCore(WatchedCore):
         return self._depth
 
     def _release_in_background(self, before: Any, *, later: bool = False) -> None:
-        """Give it back in the background, unless that was done: a section of it can't be left any more.
+        """Give it back in the background, unless its section has done so. Nobody will leave that section any more.
 
-        `before`: what it said of its holds before that was tried; None: it was not tried. `later`: by a finalizer.
+        `before`: what `_holds` returned before the section tried; None: it has not tried. `later`: a finalizer calls.
         """
         if before is None or self._depth >= before:  # it was not left
             self._depth -= 1

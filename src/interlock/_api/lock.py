@@ -86,7 +86,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         return LockInspect.parse(await self._inspected("1"))
 
     def _decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, of which each call runs while this is held."""
+        """The function, made so that each call acquires this first and releases it afterwards."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         checked_tag(self._primitive, self.name, function)
 
@@ -106,7 +106,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         return None
 
     def _to_request(self) -> Resource:
-        """What the server is asked for. Raises ConfigError for what could never be granted."""
+        """The resource that an acquire asks for. Raises ConfigError if the server could never grant it."""
         return self._primitive
 
     # Entering a `with`

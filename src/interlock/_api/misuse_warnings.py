@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     from interlock._protocol.resource import Resource
 
-_NO_VARIABLE: Final = object  # a class, of which nothing warns
+_NO_VARIABLE: Final = object  # in place of the value: a class, so no warning follows
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
 _TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
 DAY: Final = 86_400  # seconds
-STALE_AFTER: Final = 3600.0  # seconds after which a program that a decorator began in is one that stays
+STALE_AFTER: Final = 3600.0  # seconds after a decorator ran from which on the program counts as one that stays
 
 
 def warn_of_dropped_lease(lease: Any, text: str) -> None:

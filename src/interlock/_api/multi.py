@@ -63,7 +63,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
             raise
 
     def _timeout_error(self, error: AcquireTimeout, timeout: float) -> AcquireTimeout:
-        """The error for the whole, of that for one of these: it names the whole."""
+        """The error that names the multi, made of the error for one of its members."""
         waited = timeout if error.waiting is None else 0.0
         within = f" within {waited:g} s" if waited else ""
         late = AcquireTimeout(f"{self._primitive} was not acquired{within}: {error}")
@@ -97,7 +97,7 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
         return busy is None
 
     async def _take_in_order(self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float) -> None:
-        """Acquire these one after another, in the order of their keys, in which everybody does: so without deadlock."""
+        """Acquire these one after another, in the order of their keys. All clients do, so there is no deadlock."""
         core, names = self._session.core, [member.name for member in missing]
         for member, name in zip(missing, names, strict=True):
             left = max(0.0, until - core.runtime.now())
@@ -109,17 +109,17 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
 
     @staticmethod
     def _ensure_all(leases: Leases) -> None:
-        """Raise LeaseLost if one that was acquired earlier has been lost since."""
+        """Raise LeaseLost if one of these leases has been lost meanwhile."""
         for lease in leases.values():
             lease._ensure()
 
     async def _roll_back(self, leases: Leases, error: BaseException, until: float) -> None:
-        """Give back what was acquired: in the background, but for an error of ours wait a moment for that."""
+        """Give back these leases in the background. For an error of interlock, wait a moment until that is done."""
         runtime = self._session.runtime
         undone = [lease._abandon() for lease in reversed(leases.values())]
         now = runtime.now()
         if isinstance(error, LockError):
-            for signal in filter(None, undone):  # the lockable that was waited for had its courtesy already
+            for signal in filter(None, undone):  # the attempt that failed has waited for its own undo
                 await signal.wait(min(until, now) + UNDO_GRACE)
 
     async def _state(self) -> dict[str, LockState | SemaphoreState]:

@@ -139,7 +139,7 @@ class MultiLeaseCore(WatchedCore):
             lease._release_in_background(before[i] if before else None, later=later)
 
     def _on_lost(self) -> None:
-        """Report to the holder that one of them was lost; `on_lost` is called once."""
+        """Report to the holder that one of them was lost. Calls `on_lost` once."""
         super()._on_lost()
         if self._on_lost_call is not None and not self._told:
             self._told = True

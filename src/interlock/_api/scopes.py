@@ -64,7 +64,7 @@ class CancelScope:
             task.cancel(OURS)
 
     def take_back(self, error: BaseException | None) -> bool:
-        """Leave the scope: whether we cancelled the task, and nobody else wants it, or the one that leaves, to end.
+        """Leave the scope. Returns whether we cancelled the task, and nobody else wants it, or the task here, to end.
 
         `error` is that of the body.
         """
@@ -111,7 +111,7 @@ class Body(CancelScope):
     def __init__(self, who: weakref.ref[asyncio.Task[object]] | None, *, until_any_end: bool) -> None:
         super().__init__(who)
         self.until_any_end = until_any_end
-        """Whether it is cancelled by any end that another task makes, and not by a loss only."""
+        """Whether any end that another task causes cancels it, and not only a loss."""
 
 
 class LeaseEvent(asyncio.Event):
@@ -124,7 +124,7 @@ class LeaseEvent(asyncio.Event):
 class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
     """A lease that tasks are inside of: a loss cancels each of them once, where it is innermost.
 
-    The body that was cancelled turns that into LeaseLost; those around it see LeaseLost come out of it.
+    The cancelled body turns the cancellation into LeaseLost, which the bodies around it then see.
     """
 
     __slots__ = ()

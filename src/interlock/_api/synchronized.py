@@ -25,7 +25,7 @@ BUSY: Final = ("wait", "raise", "skip")
 def decorated(
     function: Callable[..., Any], call: Callable[..., Coroutine[Any, Any, Any]], *, for_asyncio: bool
 ) -> Callable[..., Any]:
-    """`call` in place of the user's function, which is an `async def` or none."""
+    """`call` in place of the user's function: a coroutine function for asyncio, else a plain one that runs `call`."""
 
     def blocking(*args: Any, **kwargs: Any) -> Any:
         return run(call(*args, **kwargs))

@@ -1,6 +1,6 @@
 """What only threads have: an Interlock with one session, `with`, and a thread as the caller.
 
-The server for threads suspends no coroutine, so `run` runs each to its end without an event loop.
+The transport for threads suspends no coroutine, so `run` runs each to its end without an event loop.
 """
 
 from __future__ import annotations
