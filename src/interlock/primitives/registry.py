@@ -216,7 +216,7 @@ def parse_entry(
         if len(stored) > MAX_READ:
             return None
         written_ms, _, text = stored.partition(b" ")
-        # Not below 0: if the server's clock was set back, an entry of before is as old as it is new.
+        # Not below 0: if somebody has set the server's clock back, an older entry has a later time than now.
         ago = abs(now_ms - int(written_ms)) / 1000
         if ago > ENTRY_TTL:
             return NOTHING
@@ -380,7 +380,7 @@ class ListReply(NamedTuple):
         return cls(reply[0], reply[1:])
 
     def parse_processes(self) -> list[Process]:
-        """Those of the processes whose names are such. What else stands in the index, nobody of us has written."""
+        """The processes in the reply, without words that name no process: no interlock has written those."""
         found = (Process.parse(each.decode(errors="replace")) for each in self.processes)
         return [process for process in found if process is not None]
 
