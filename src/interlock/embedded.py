@@ -24,7 +24,7 @@ rules that follow:
 A server that is stopped loses its leases, but their holders rely on them until they expire. So `stop_shared()` refuses
 while there are leases, and looks for them while the server is paused and grants none. The file `started` survives the
 server: it says that a server runs, and only a stop that lost no lease removes it. A start that finds the file (after a
-crash, a kill, a stop by force) records that in it, and then nothing is granted while a lost lease may still be alive.
+crash, a kill, a stop by force) notes the crash in it. Then the server grants nothing while a lost lease may live.
 
 The private server shares a process group with its watcher, a shell that reads a pipe. The owner has the other end of
 that pipe. However the owner ends, SIGKILL included, the pipe closes; then the watcher removes the directory and kills

@@ -15,7 +15,8 @@ class Proxy:
 
     `drop_replies`: the replies of the server are lost, though it has run the requests.
     `hold`: nothing goes through, in either direction, until it is False again.
-    `cut_request`, `cut_reply`: of the next one with `marked` in it only so many bytes go through; then the line is cut.
+    `cut_request`, `cut_reply`: how many bytes go through of the next request with `marked` in it, or of the reply to
+    it; then the proxy cuts the connection.
     """
 
     def __init__(self, target: str) -> None:

@@ -82,7 +82,7 @@ def ran(command: Iterable[str | Path], **more: Any) -> subprocess.CompletedProce
 
 
 def row(python: str, clients: str) -> Row | str:
-    """Run the core for this Python and these clients; a text if they can't be had together."""
+    """Run the core for this Python and these clients; the reason, as a text, if these can't be installed together."""
     options = options_of(python, clients)
     made = ran(["scripts/test", *options, "--collect-only", "-q", "tests/unit/test_resp.py"])
     if made.returncode != 0:

@@ -17,7 +17,7 @@ from interlock.primitives.scripts import load
 from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
-SOME = 32  # that are seen to in one step
+SOME = 32  # waiters or leases that one script call handles at most
 EPOCH = b""  # of a server that has always been itself, see quarantine.lua
 STEPS = float(os.environ.get("WALK", "1"))  # how much longer than usual each walk is
 SEED = os.environ.get("WALK_SEED", "")  # a word for other walks than usual
@@ -116,7 +116,7 @@ class World:
         return reply
 
     def see(self):
-        """What is remembered from before a message."""
+        """What judge() has to know from before a message."""
 
     def judge(self, verb, args, reply, before):
         """Fails if this message did what it must not."""
@@ -146,7 +146,7 @@ class World:
         return {key: dict(value) if isinstance(value, dict) else value for key, value in self.server.data.items()}
 
     def blind(self):
-        """From here on keys vanish, which no rule survives step by step."""
+        """From here on keys vanish, so no rule holds step by step any more."""
         self.judge = lambda *_: None
         return self
 

@@ -1,9 +1,9 @@
 """permits.lua by itself: a random walk of messages, doubled, late and by the dead, judged from outside after each one.
 
 Theory. The messages are those of the header of permits.lua; the server is the simulator's, under a clock that the walk
-moves. What a message did is read off the keys: who appeared among the holders was granted something, who is not there
-any more was dropped. `World` holds each of these changes against the rules, whatever the message was, and remembers
-only what keys forget: fences, tombstones, revocations, leases beside others. Below it: what hostile minds suspected.
+moves. `World` reads off the keys what a message did: a new holder was granted something, a holder that is gone was
+dropped. It holds each of these changes against the rules, whatever the message was, and remembers only what keys
+forget: fences, tombstones, revocations, leases beside others. Below it: what hostile minds suspected.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class World(walk.World):
         assert total == sum(int(share.split(b" ")[0]) for share in shares.values()), f"the sum is wrong: {total}"
 
     def nobody_lost_theirs(self, verb, args, before, after, now):
-        """Only who gives back, is revoked by force, or has run out goes; what one has does not change."""
+        """A holder is gone only if it released, was revoked by force, or has expired; no other share changes."""
         for token, was in before.items():
             if was.ends <= now + ROUNDED or (
                 token == args[:1][0] and (verb == "release" or (verb == "revoke" and args[1] == b"1"))
@@ -210,7 +210,7 @@ class World(walk.World):
 
     @staticmethod
     def bound_is_kept(token, most, reply, queue, left):
-        """Who waits already stays; a newcomer waits if fewer live ones do than it says, and else is refused."""
+        """A waiter stays. A newcomer waits if fewer live waiters are there than its bound says, and else is refused."""
         was_there = queue.get(token, DEAD).live
         if reply[0] == QUEUED and token not in queue:
             assert len(left) <= float(most), "one more than may wait"
@@ -229,7 +229,7 @@ class World(walk.World):
         return verb == "heartbeat" and reply[0] != -3
 
     def progress(self, queue, left, after, newcomer):
-        """The oldest has been granted what fits. Who came just now may stand behind one that can't be woken."""
+        """The oldest has been granted what fits. A newcomer may stand behind a waiter that no push can wake."""
         now, limit = self.now, self.known_limit()
         live = {token: waiter for token, waiter in left.items() if waiter.live}
         if len(after.keys() & left.keys()) >= 32:
@@ -268,7 +268,7 @@ class World(walk.World):
             assert not held or reply[0] == WRONG_KIND
 
     def spins(self):
-        """RETRY is answered by asking at once: it must mean that this step got something done."""
+        """A client answers RETRY by asking again at once: so RETRY must mean that this step got something done."""
         assert self.before_again != self.image(), "RETRY, but nothing was done: the client spins"
 
     def after_release(self, token, args, reply, before, after, now):

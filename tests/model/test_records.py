@@ -1,8 +1,8 @@
 """What the scripts store of each name: for how long, and that versions which know more or less of it get along.
 
 Theory. Any text that a script stores may have got words of a later version, between those that this one knows and the
-free text at the end. In a walk over a script each message is therefore told twice to the same keys: once as they are,
-and once with a word more in every text. The answers and the keys must be the same, and the words still there.
+free text at the end. So a walk over a script sends each message twice to the same keys: once as they are, and once with
+a word more in every text. The answers and the keys must be the same, and the words still there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Latch, barrier, election, once and multi, each by itself: a random walk of messages, doubled, late and by the dead.
 
-Each has a model of its rules beside it, which says what a message must be answered and what must be in the keys then.
-Below each walk: what hostile minds suspected. $WALK makes the walks as many times longer, $WALK_SEED others.
+Each has a model of its rules beside it, which says what the reply to a message and the keys after it must be. Below
+each walk: what hostile minds suspected. $WALK multiplies the length of the walks, and $WALK_SEED makes other walks.
 """
 
 # ruff: noqa: PLR0911 (every judge of a message is told the same, and says what comes of it as the rules do)
@@ -345,7 +345,7 @@ def test_no_rule_of_the_latch_is_broken(seed):
 
 
 def test_an_open_latch_lets_all_through_by_pushes_alone():
-    """Each that is woken wakes more: nobody has to find out by himself, and nobody is told for nothing."""
+    """Each waiter that a push wakes makes the script wake more: none needs a poll, and no push is in vain."""
     world = LatchWorld()
     for number in range(200):
         assert world.acquire(f"w{number:03}", count=1)[0] == QUEUED
@@ -448,7 +448,7 @@ class BarrierWorld(Queued):
         self.done = {}
         self.dead = {}
         self.newest = 0
-        self.final = {}  # token -> what it was told for good
+        self.final = {}  # token -> its final reply
         self.trips = self.breaks = 0
 
     def acquire(self, token, generation="", *, parties=3, wait="inf", channel="c"):

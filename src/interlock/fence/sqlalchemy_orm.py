@@ -6,9 +6,9 @@ changes or deletes the object claims its row again, for the flush may belong to 
 
 Rules. (a) Claim, then change: a claim reads the row anew. (b) A flush raises ConfigError for an object that nobody has
 claimed, and a bulk UPDATE or DELETE of its class does so always: what is not guarded must not look as if it were.
-(c) An error in a flush rolls the session's transaction back; StaleFence is one. (d) What passes by the ORM's unit of
-work passes by this, too: Core statements on the session's connection, `bulk_update_mappings`, `bulk_save_objects`,
-cascades of the database. `sqlalchemy.guard` and `sqlalchemy.update` are for them.
+(c) An error in a flush rolls the session's transaction back; StaleFence is one. (d) The guard sees the changes of the
+ORM's unit of work only: not Core statements on the session's connection, `bulk_update_mappings`, `bulk_save_objects`
+and cascades of the database. `sqlalchemy.guard` and `sqlalchemy.update` are for those.
 """
 
 from __future__ import annotations

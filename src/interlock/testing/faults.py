@@ -147,7 +147,7 @@ class Pause:
 
 
 def _pause_of(renewer: Renewer) -> Pause:
-    """What pauses leases of this renewer. Under `_pausing`."""
+    """The Pause that stands before the questions of this renewer; made if there is none. Under `_pausing`."""
     if not isinstance(renewer.ask, Pause):
         renewer.ask = Pause(renewer.ask)
     return renewer.ask

@@ -41,7 +41,7 @@ def snapshot() -> int:
     """Take the snapshot, and go on in each of two clones; returns the number of the clone."""
     loop, pids = asyncio._get_running_loop(), []
     for each in range(2):
-        pid = ctypes.PyDLL(None).fork()  # not os.fork(), which tells all who asked to be told; and the GIL stays ours
+        pid = ctypes.PyDLL(None).fork()  # not os.fork(), which calls Python's fork hooks; and the GIL stays ours
         if not pid:
             if loop is not None:
                 # It is kept with the id of the process, which a restore does not change.

@@ -16,7 +16,7 @@
     with Independents(number=5) as servers:
         Interlock.quorum(servers.urls)
 
-Every server is an `harness.servers.Node`: it can be killed, restarted, paused, and it ends with the process
+Every server is a `harness.servers.Node`: it can be killed, restarted, paused, and it ends with the process
 that started it. All kinds of `servers.KINDS` will do; `servers.Missing` says how to get one that is not here.
 A wait that takes too long is a `TimeoutError` that says what is missing.
 """

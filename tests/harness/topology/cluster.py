@@ -129,7 +129,7 @@ class Cluster(Group):
         self.wait_ok()
 
     def _strangers(self) -> str:
-        """The text that names a node which does not know all others yet, or an empty one."""
+        """Names a node that does not know all others yet; "" if each node does."""
         for node in self.nodes:
             known = {view.id for view in self._views(node) if "handshake" not in view.flags}
             if lack := len(self.nodes) - len(known):
@@ -165,7 +165,7 @@ class Cluster(Group):
         raise LookupError(f"no replica of the node at port {node.port} runs")
 
     def _selves(self) -> dict[Node, _View]:
-        """The line that each node has of itself which runs, and is not paused: that one would not answer."""
+        """What each node says of itself, if it runs and is not paused: a paused node would not answer."""
         return {
             node: view
             for node in self.nodes if node.running and not node._is_paused

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .bus import Bus
 
-PATIENCE: Final = 30.0  # seconds; what is waited for takes a few, or more than 10 where a 6.2 looks but so often
+PATIENCE: Final = 30.0  # seconds; most waits take a few, and some with sentinels of 6.2, which look every 10 s, more
 SILENCE: Final = 5.0  # seconds without an answer after which a server is given up
 QUICK: Final = {"repl-diskless-sync": "yes", "repl-diskless-sync-delay": "0", "repl-ping-replica-period": "1"}
 _CONNECTION: Final[Any] = UnixDomainSocketConnection

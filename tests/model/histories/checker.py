@@ -8,7 +8,7 @@ an rlock's owner in several processes, a writer that goes on as a reader. At no 
 limit. A lock has weight and limit 1; a semaphore its permits and its limit; a reader 1 and a writer the whole limit.
 
 Writes. A section writes with its fence into a store beside (`store.py`), which refuses a lower fence than one that it
-has accepted. So nobody who holds the lock is refused, and what an earlier holder writes later is.
+has accepted. So the store refuses no current holder, and refuses each write of an earlier one after that.
 
 Order. A later grant has a higher fence. Of two leases the later one is known by what was written: somebody asked for
 it after the other one had been received; or it passed on inside a process (the same token, a higher fence), which
@@ -19,9 +19,9 @@ Versions. Processes of an older version are judged for what all versions must ke
 How such a process reports losses, how long its calls take and which errors it raises is nobody's concern any more. If
 one hangs in the drain, nobody can tell whether those that hang beside it wait for what it holds.
 
-What is excused: what somebody revoked by force is not believed by the checker from that moment on; and in a history in
-which a server's clock was stepped no exclusion is promised, only the fences are (D5). If such a step has stretched
-the life of a lease in the server, nobody can tell when those that wait for that lease get on.
+What is excused: the checker does not believe in a lease from the moment on at which somebody revoked it by force. In a
+history in which a server's clock was stepped, interlock promises no exclusion, but only the fences (D5). If such a step
+has stretched the life of a lease in the server, nobody can tell when the waiters for that lease get on.
 """
 
 from __future__ import annotations
@@ -454,7 +454,7 @@ def told(history: History) -> Iterator[Violation]:
 
 
 def releases(history: History) -> Iterator[Violation]:
-    """Who is told that a lease was still its own is right: nobody else had been granted it meanwhile."""
+    """A release that says "it was still ours" is right: nobody else had been granted the lock meanwhile."""
     if history.clock_stepped:
         return
     forced = {line["name"] for line in history.revoked if line["force"]}

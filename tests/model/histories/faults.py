@@ -87,7 +87,7 @@ def helpers(run: Controller, random: Random) -> str:
 
 
 def revoke(run: Controller, random: Random) -> str:
-    """revoke(): the holder is told, the next one waits for it."""
+    """revoke(): the holder learns of it, and the next one waits for the holder."""
     return _revoke(run, random, force=False)
 
 
@@ -130,7 +130,7 @@ def line_held(run: Controller, random: Random) -> str:
 
 
 def line_frozen(run: Controller, random: Random) -> str:
-    """The open connections of a line are dead, and nobody is told, as when a firewall forgets them."""
+    """The open connections of a line are dead, and neither end learns of that, as when a firewall forgets them."""
     random.choice(run.rig.lines).freeze()
     return ""
 
