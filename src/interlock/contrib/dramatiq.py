@@ -111,12 +111,19 @@ def locked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run each message of an actor under a lock, whose name is made of its arguments: write it under `@dramatiq.actor`.
 
-    `name` is a format ("pay:{user_id}") or a function of the arguments. `busy` says what happens while somebody else
-    has the lock, after `timeout` seconds in the worker: "retry" (dramatiq's own, with the actor's `max_retries`,
-    `min_backoff` and `max_backoff`), "skip" (the result is a Skipped as a dict), "raise" (AcquireTimeout), a value to
-    return, or a function of the Skipped. While no server answers, "retry" tries again, and everything else raises
-    Unavailable. `locks` is an Interlock, by default that of the middleware `Locks`; the other options are those of
-    `Interlock.rlock`. Raises ConfigError at once, if no call can have such a name.
+    Args:
+        name: of the lock: a format of the arguments, as in "pay:{user_id}", or a function that takes them and returns
+            the name.
+        busy: what happens if the lock is not free: "retry" raises dramatiq's own Retry, with the actor's `max_retries`,
+            `min_backoff` and `max_backoff`; "skip" makes the Skipped, as a dict, the result; "raise" raises
+            AcquireTimeout. Any other value is the result; a function is called with the Skipped, and what it returns
+            is the result.
+        timeout: seconds that a message waits for the lock in its worker, before the lock counts as busy.
+        locks: the Interlock; by default that of the middleware `Locks`.
+        options: those of `Interlock.rlock`.
+
+    While no server answers, "retry" tries again, and everything else raises Unavailable. A message whose lease was lost
+    fails with LeaseLost. Raises ConfigError at once, if no call can have such a name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -62,14 +62,21 @@ def locked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run each job of a function under a lock, whose name is made of its arguments.
 
-    `name` is a format ("pay:{user_id}") or a function of the arguments. `busy` says what happens while somebody else
-    has the lock, after `timeout` seconds in the worker: "retry" (the job goes to the end of its queue; `timeout` is 5
-    then by default, else 0), `rq.Retry(max=..., interval=...)` (RQ's own, whose interval needs a worker
-    `--with-scheduler`), "skip" (the result is a Skipped as a dict), "raise" (AcquireTimeout), another value to return,
-    or a function of the Skipped. While no server answers, "retry" tries again, and everything else raises Unavailable.
-    A job calls its own function: if another call inside of a job should be tried again, it raises AcquireTimeout.
-    `locks` is an Interlock, by default one on the Redis of the job; the other options are those of `Interlock.rlock`.
-    Raises ConfigError at once, if no call can have such a name, or "retry" has a `timeout` below a second.
+    Args:
+        name: of the lock: a format of the arguments, as in "pay:{user_id}", or a function that takes them and returns
+            the name.
+        busy: what happens if the lock is not free: "retry" sends the job to the end of its queue; an
+            `rq.Retry(max=..., interval=...)` is RQ's own, whose interval needs a worker
+            `--with-scheduler`; "skip" makes the Skipped, as a dict, the result; "raise" raises AcquireTimeout. Any
+            other value is the result; a function is called with the Skipped, and what it returns is the result.
+        timeout: seconds that a job waits for the lock in its worker, before the lock counts as busy: 5 with "retry",
+            else 0, if it is left out.
+        locks: the Interlock; by default one on the Redis of the job.
+        options: those of `Interlock.rlock`.
+
+    While no server answers, "retry" tries again, and everything else raises Unavailable. Only the job's own function is
+    tried again: another decorated function that it calls raises AcquireTimeout. A job whose lease was lost fails with
+    LeaseLost. Raises ConfigError at once, if no call can have such a name, or "retry" has a `timeout` below a second.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -58,9 +58,9 @@ def wsgi_app(
     authorize: Callable[[dict[str, Any]], str | bool | None],
     allow_revoke: bool | Callable[[dict[str, Any]], bool] = False,
 ) -> WsgiPage:
-    """Make the page as a WSGI app. As `app`, but that `authorize` gets the `environ`, and that the page polls.
+    """Make the page as a WSGI app. As `app`, but `authorize` gets the `environ`, and is no coroutine function.
 
-    An event stream would keep a worker busy. Raises ConfigError.
+    The page polls, since a stream of events would keep a worker busy. Raises ConfigError.
     """
     from interlock.contrib.web.wsgi import WsgiPage  # noqa: PLC0415
 
