@@ -49,7 +49,7 @@ exclude_patterns = [".*", "**/.*", "src", "tests", "bench", "simulator", "script
 
 nitpicky = True
 # Names of Python itself and of private modules, which signatures contain: the site links to no other site.
-nitpick_ignore_regex = [("py:.*", r"(?!interlock\.[a-z]).*"), ("py:.*", r".*\._.*"), ("py:.*", r".*\.(P|R|T)$")]
+nitpick_ignore_regex = [("py:.*", r"(?!interlock\.[a-z]).*"), ("py:.*", r".*\._.*"), ("py:.*", r".*\.(P|R|T|\w+T)$")]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 6
