@@ -241,7 +241,7 @@ async def test_a_call_of_a_busy_name_returns_a_value_or_what_a_function_says(mod
     error = await outcome(Both(mode, "a", timeout=0.5).looking()())
     assert (error.name, error.holder, error.waited, error.quarantined) == ("a", held.token, 0.5, False)
     copied = pickle.loads(pickle.dumps(error))
-    assert (copied.name, copied.holder, copied.waited, str(copied)) == ("a", held.token, 0.1, str(error))
+    assert (copied.name, copied.holder, copied.waited, str(copied)) == ("a", held.token, 0.5, str(error))
     await held.release()
     assert await Both(mode, "a", busy=response).looking("a")() == ["a"]
     for wrong in ("maybe", ValueError, ValueError("x")):

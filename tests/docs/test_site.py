@@ -29,6 +29,26 @@ def test_each_page_stands_in_the_navigation_once():
     assert {page for page in (ROOT / "docs").rglob("*.md") if page.parent not in folders} - {*pages} == {INDEX}
 
 
+WORDS = 45_000
+# Neither code, nor what only a program reads: marks of figures, addresses of links, lines of tables.
+NOT_READ = re.compile(r"<!--.*?-->|```.*?```|(?<=\])\([^)]*\)|^\|[-| ]+\|$|\|", re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_for_users_have_a_bounded_number_of_words():
+    pages = {
+        (INDEX.parent / path).resolve()
+        for heading, pages in navigation.parts(INDEX)
+        if not heading.startswith("Building on interlock")
+        for _, path in pages
+    }
+    words = {
+        page.name: len(NOT_READ.sub(" ", page.read_text()).split())
+        for page in {INDEX, *pages} - {ROOT / "CHANGELOG.md", ROOT / "README.zh.md"}
+    }
+    most = sorted(words.items(), key=lambda each: -each[1])[:5]
+    assert sum(words.values()) <= WORDS, f"say it shorter, or on one page only; the longest pages: {most}"
+
+
 DRAWN = [
     pytest.param(source, id=f"{page.stem}-{number}")
     for page in sorted((ROOT / "docs").rglob("*.md"))
