@@ -60,7 +60,7 @@ def _scheme_advice(display_url: str) -> str:
     elif not separator and rest == "" and scheme and "/" not in scheme:
         advice = f"Did you mean 'redis://{scheme}'?"
     elif small in {"http", "https"}:
-        advice = "That is how web servers are named; a server of Redis or Valkey has redis://, or rediss:// with TLS"
+        advice = f"{small}:// names a web server; Redis or Valkey has redis://, or rediss:// with TLS"
     elif likely := _LIKELY.get(small):
         advice = f"Did you mean {likely}?"
     elif likely := next(iter(difflib.get_close_matches(small, SCHEMES, 1)), ""):

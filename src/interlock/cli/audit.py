@@ -48,7 +48,7 @@ def audit(
     for each in found:
         at = each.at.astimezone()
         out.print(Text.assemble((f"{at:{TIME}}", "dim"), "  ", (safe(each.name), "bold"), f"  {safe(each.kind)}"))
-        whom = ", ".join(each.holders) or ("nobody" if kind_named(each.kind).has_holders else "those who waited")
+        whom = ", ".join(each.holders) or ("nobody" if kind_named(each.kind).has_holders else "its waiters")
         more = f", and {each.holding - len(each.holders)} more" if each.holding > len(each.holders) else ""
         print_rows(
             out,

@@ -36,7 +36,7 @@ interlock wait stock:42 -w 30 || echo "still held"
 
 It looks twice a second, and acquires nothing: when it ends, somebody else may take the name at once. To do something
 while nobody else does, use `interlock run NAME -- command`. A semaphore is free if a permit is, a latch if it is open,
-a once() if no run goes on.
+a once() if none is running.
 
 Exit status: 0 when it is free, 75 if it is not after -w seconds, 64 for a bad name or option, 69 if no server
 answers."""
@@ -74,7 +74,7 @@ def until_free(locks: Interlock, name: str, limit: float, progress: Progress) ->
         view = glance(locks, name, 1)
         if view.kind is not None and not (view.is_known and kind_named(view.kind).becomes_free):
             raise ConfigError(
-                f"the key {view.key!r} is that of {view.kind}: nobody holds it, so there is no end of that"
+                f"the key {view.key!r} is that of {view.kind}: nobody can hold it, so there is nothing to wait for"
             )
         left = limit - time.monotonic()
         if not view.is_busy or left <= 0:

@@ -120,14 +120,14 @@ class AsyncioPool:
         if is_same:
             connection.trust(asked_at)
         else:
-            connection.fail(Disconnected("it was not the primary all the time", sent=False))
+            connection.fail(Disconnected("another server was the primary in between", sent=False))
 
     @staticmethod
     async def _in_time(task: asyncio.Task[T], until: float) -> T:
         left = max(0.001, until - now()) if until != FOREVER else None
         done, _ = await asyncio.wait([task], timeout=left)
         if not done:
-            raise Disconnected("no connection in time", sent=False, timed_out=True)
+            raise Disconnected("no connection within the time of this call", sent=False, timed_out=True)
         if task.cancelled():
             raise Disconnected("it was closed while connecting", sent=False)
         return task.result()
@@ -248,7 +248,7 @@ class AsyncioPool:
                 pause = 1.0
                 if str(error) != warned:
                     warned = str(error)
-                    log.warning("interlock: waiters are not woken by push, since %s", error)
+                    log.warning("interlock: waiters are woken by polling only, since %s", error)
             await asyncio.sleep(spread(pause))
 
     def unsubscribe_all(self) -> None:
