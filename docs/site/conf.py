@@ -140,7 +140,7 @@ def _always(_app: Sphinx, env: BuildEnvironment, *_: object) -> list[str]:
 def _finish(app: Sphinx, exception: Exception | None) -> None:
     """The pictures that raw HTML names stand beside the pages, as in a checkout."""
     if exception is None:
-        for path in (ROOT / "docs").rglob("*.svg"):
+        for path in (each for kind in ("svg", "png") for each in (ROOT / "docs").rglob(f"*.{kind}")):
             target = Path(app.outdir) / path.relative_to(ROOT)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
