@@ -8,10 +8,17 @@ import selectors
 import socket
 import tempfile
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 class Proxy:
-    """A unix socket that forwards to the server's. `with Proxy(path) as proxy: proxy.url`
+    """A unix socket, or with `tcp` a port, that forwards to the server's socket. `with Proxy(path) as proxy: proxy.url`
+
+    `target` may be a function, if the server starts after the proxy.
 
     `drop_replies`: the replies of the server are lost, though it has run the requests.
     `hold`: nothing goes through, in either direction, until it is False again.
@@ -19,11 +26,11 @@ class Proxy:
     it; then the proxy cuts the connection.
     """
 
-    def __init__(self, target: str) -> None:
-        self.target = str(target)
+    def __init__(self, target: str | Path | Callable[[], Path], *, tcp: bool = False) -> None:
+        self.target = target
         self.directory = tempfile.mkdtemp(prefix="ilp-")
         self.path = os.path.join(self.directory, "s")
-        self.url = f"unix://{self.path}"
+        self.tcp = tcp
         self._drops = False
         self._dropped = threading.Event()
         self.hold = False
@@ -41,9 +48,12 @@ class Proxy:
         self.done = False
 
     def __enter__(self) -> Proxy:
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(self.path)
-        self.listener.listen(64)
+        if self.tcp:
+            self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        else:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(self.path)
+            self.listener.listen(64)
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
         self.thread = threading.Thread(target=self._run, name="proxy")
@@ -56,8 +66,19 @@ class Proxy:
         self.cut()
         self.listener.close()
         self.selector.close()
-        os.unlink(self.path)
+        if not self.tcp:
+            os.unlink(self.path)
         os.rmdir(self.directory)
+
+    @property
+    def port(self) -> int:
+        """Of a proxy with `tcp`."""
+        return int(self.listener.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"redis://127.0.0.1:{self.port}/0" if self.tcp else f"unix://{self.path}"
 
     def cut(self) -> None:
         """End every connection, now."""
@@ -69,6 +90,9 @@ class Proxy:
         """Let every open connection be dead from now on, without a sign: as when a firewall forgot them."""
         with self.lock:
             self.frozen |= set(self.pairs)
+
+    def _server(self) -> str:
+        return str(self.target() if callable(self.target) else self.target)
 
     def _close(self, one: socket.socket) -> None:
         other = self.pairs.pop(one, None)
@@ -94,8 +118,10 @@ class Proxy:
             if self.refuse:
                 client.close()
                 return
+            if self.tcp:
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self.target)
+            server.connect(self._server())
             self.pairs |= {client: server, server: client}
             self.servers.add(server)
             for end in (client, server):

@@ -97,7 +97,12 @@ class Node(BreakableServer):
     `config` adds directives, `tls` gives the files of a server's certificate, its key and its authority (then
     there is `tls_port`). `clock` makes it a server whose clock `shift()` can set (needs libfaketime and a binary
     that does not bring its own malloc).
+
+    `door`, set before the start, is a port that leads to the server: of a proxy, or of a bus. The server announces it
+    in place of its own, so the other servers, the sentinels, and whoever learns of it from them come through there.
     """
+
+    door = 0
 
     def __init__(
         self,
@@ -129,8 +134,8 @@ class Node(BreakableServer):
 
     @property
     def public(self) -> int:
-        """The port that the server announces to other servers: that of TLS, if it has one."""
-        return self.tls_port if self._tls is not None else self.port
+        """The port that the server announces to others: of its door, of TLS, or its own."""
+        return self.door or (self.tls_port if self._tls is not None else self.port)
 
     def start(self, *, timeout: float = START_TIMEOUT) -> None:
         """Start it and wait until it answers."""
@@ -151,6 +156,8 @@ class Node(BreakableServer):
                 "tls-port": str(self.tls_port), "tls-cert-file": certificate, "tls-key-file": key,
                 "tls-ca-cert-file": authority, "tls-auth-clients": "no",
             }  # fmt: skip
+        if self.door:
+            self._config |= {"replica-announce-ip": "127.0.0.1", "replica-announce-port": str(self.door)}
         if self._clock:
             (home / "clock").write_text("+0\n")
             self._environment |= {

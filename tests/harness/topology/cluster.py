@@ -36,6 +36,8 @@ class _Member(Node):
                 "cluster-announce-bus-port": str(self.bus_port), "bind-source-addr": self.bus.source(self.number),
                 "cluster-announce-ip": "127.0.0.1", "replica-announce-ip": "127.0.0.1",
             }  # fmt: skip
+        if self.door:
+            self._config |= {"cluster-announce-ip": "127.0.0.1", "cluster-announce-port": str(self.door)}
         return (port, 0) if self._tls is None else (free_ports()[0], port)
 
 

@@ -28,21 +28,12 @@ DOWN: Final = {"s_down", "o_down", "disconnected"}  # not "master_down": that is
 class _Server(Node):
     bus: Bus | None = None
     number = 0
-    _door = 0  # where others reach it, once it is started
-
-    @property
-    def public(self) -> int:
-        """See Node."""
-        return self._door or super().public
 
     def _ports(self) -> tuple[int, int]:
         ports = super()._ports()
         if self.bus is not None:
-            self._door = self.bus.lead(self.number, ports[self._tls is not None])
-            self._config |= {
-                "bind-source-addr": self.bus.source(self.number), "replica-announce-ip": "127.0.0.1",
-                "replica-announce-port": str(self._door),
-            }  # fmt: skip
+            self.door = self.bus.lead(self.number, ports[self._tls is not None])
+            self._config |= {"bind-source-addr": self.bus.source(self.number)}
         return ports
 
 
