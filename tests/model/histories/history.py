@@ -110,6 +110,7 @@ class Controller:
         self.strikers: list[threading.Thread] = []  # the faults that strike now
         self._locks: Any = None
         self._ended_well: set[str] = set()  # the pids of workers that did
+        self._servers_started = False  # a server that just starts has no process to look at
         self._late = 0.0  # seconds by which the machine was late so far
         self._older: dict[str, Path] = {}  # version -> where its packages are
         self._kept: list[tuple[str, str]] = []
@@ -132,6 +133,7 @@ class Controller:
         try:
             self.say("starting the servers")
             self.rig.start()
+            self._servers_started = True
             self.store.start(self.directory)
             (self.directory / "target").write_text(json.dumps(self.rig.target))
             for _ in range(self.settings.processes):
@@ -186,7 +188,8 @@ class Controller:
             if now > looked + LOOK:
                 with self._lock:
                     workers = [(worker.name, lateness.grown(worker.process.pid)) for worker in self.workers]
-                servers = max((lateness.grown(node.pid) for node in self.rig.nodes if node.running), default=0.0)
+                nodes = [node for node in self.rig.nodes if node.running] if self._servers_started else []
+                servers = max((lateness.grown(node.pid) for node in nodes), default=0.0)
                 for who, waited in (*workers, (MACHINE, servers)):
                     if waited > LATE * LOOK / TICK:
                         self.pen.write("paused", t=now - waited, who=who, until=now)
