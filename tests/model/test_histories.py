@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,14 @@ from harness.matrix import required
 from harness.older import last_of_days
 from harness.processes import lives
 from harness.servers import Missing
+from harness.topology.group import ask
+from interlock import AcquireTimeout, Interlock, Unavailable
 from model.histories import cli, faults, history
 from model.histories.checker import History, check
-from model.histories.history import play
+from model.histories.history import Verdict, play
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
-from model.histories.rigs import Line
+from model.histories.rigs import RIGS, Line
 from model.histories.settings import ALL, KINDS, MODES, PHASES, TOPOLOGIES, Settings, draw
 
 TESTS = Path(__file__).parents[1]
@@ -409,6 +412,17 @@ def test_wrong_usage_is_refused_with_what_is_possible(capsys):
     assert "'earthquake' is not one of kill, stop" in capsys.readouterr().err
 
 
+def test_a_phase_that_never_comes_about_is_an_error():
+    def verdict(topology, **counts):
+        counts = Counter({f"phase: {name.replace('_', ', ')}": number for name, number in counts.items()})
+        return Verdict(Settings(topology=topology), "", counts, [], "", 0.0)
+
+    vain = [verdict("cluster", **{"late-reply_absent": number}) for number in (1, 2)]
+    assert cli.never_came(vain) == [("cluster", "late-reply", 3)]
+    assert cli.never_came([*vain, verdict("cluster", **{"late-reply": 1})]) == []
+    assert cli.never_came([*vain[:1], verdict("sentinel", **{"late-reply_absent": 2})]) == []
+
+
 class Echo(socketserver.UnixStreamServer):
     """A server that answers with what it gets."""
 
@@ -478,12 +492,36 @@ def test_a_line_holds_back_the_replies_of_one_process_and_verb_and_name(line):
         other.took("renew", "a")
         assert not one.has_answer() or time.monotonic() - since >= 0.3
         assert line.caught.is_set()
+        assert line.late == 0.0
         assert one.socket.recv(4096)
         assert time.monotonic() - since >= 0.3
+        assert line.late >= 0.3
         line.let_go()
         line.caught.clear()
         one.took("renew", "a")
         assert not line.caught.is_set()
+
+
+def test_a_line_knows_of_no_late_reply_to_a_client_that_has_left(line):
+    with Client(line, 7) as one:
+        line.hold_back(7, "renew", "a", 0.3)
+        one.send("renew", "a")
+        assert line.caught.wait(30)
+    with Client(line, 7) as other:
+        other.took("renew", "b")
+        assert line.late == 0.0, "what it held back was about another name"
+        other.took("renew", "a")
+        assert line.late >= 0.3
+
+
+def test_a_line_slows_all_replies_to_a_process_and_tells_of_those_to_one_verb(line):
+    with Client(line, 7) as one:
+        line.slow_down(7, 0.05, verb="renew", name="a")
+        one.took("acquire", "a")
+        assert line.late == 0.0
+        one.took("renew", "a")
+        assert line.late > 0.0
+        line.let_go()
 
 
 def test_a_line_keeps_the_requests_of_a_muted_process_until_it_is_let_go(line):
@@ -530,10 +568,63 @@ def test_a_short_history_breaks_no_promise(topology, tmp_path):
     pytest.fail(f"hardly anything has happened: {counts}")
 
 
-@pytest.mark.full
+BEHIND_LINES = Settings(phases=("late-reply",), tls=False, seed=3, max_ttl=1.0)
+
+
+def by_another_way(node):
+    """The clients of this server that came neither through its unix socket, as lines and the tests do, nor are its own
+    link to a primary."""
+    clients = [dict(field.split("=", 1) for field in line.split()) for line in ask(node, "CLIENT", "LIST").splitlines()]
+    return [client["addr"] for client in clients if not {*"UM"} & {*client["flags"]}]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_connection_of_a_client_leads_through_a_line_also_after_a_failover(topology, tmp_path):
+    rig = RIGS[topology](BEHIND_LINES.but(topology=topology), tmp_path)
+    try:
+        rig.start()
+        many = isinstance(rig.target, list)
+        clients = [(Interlock.quorum if many else Interlock)(rig.target, max_ttl=1) for _ in range(2)]
+        old, new = clients
+        passed_through(rig, old)
+        if topology in {"sentinel", "cluster"}:
+            before = rig.holder_of("lock:a")
+            before.kill()
+            assert rig.await_primary(before, "lock:a", 30.0) is not before
+            passed_through(rig, old)
+        passed_through(rig, new)
+        with socket.create_connection(("127.0.0.1", rig.holder_of("lock:a").port)):
+            assert by_another_way(rig.holder_of("lock:a")), "it would be seen"
+        for line in rig.lines:
+            line.refuse = True
+            line.cut()
+        for client in clients:
+            with pytest.raises((Unavailable, AcquireTimeout)):
+                client.lock("a", ttl=1).acquire(timeout=0.3)
+            client.close()
+    finally:
+        rig.stop()
+
+
+def passed_through(rig, client):
+    """A client acquires the lock, and each request for that went through a line."""
+    before = [line.requests for line in rig.lines]
+    with client.lock("a", ttl=1, timeout=60):
+        asked = [line for line, number in zip(rig.lines, before, strict=True) if line.requests > number]
+        assert {*rig.lines_to("lock:a")} <= {*asked}
+        assert not [other for node in rig.nodes if node.running for other in by_another_way(node)]
+
+
+CHEAP = {("sentinel", "late-reply"), ("cluster", "slow-renewals")}  # the rest is run with --full only
+
+
 @pytest.mark.rule(2, 5, 6, 10)
 @pytest.mark.parametrize(
-    ("topology", "phase"), [(topology, phase) for topology in TOPOLOGIES for phase in PHASES[topology]]
+    ("topology", "phase"),
+    [
+        pytest.param(topology, phase, marks=() if (topology, phase) in CHEAP else pytest.mark.full)
+        for topology, phase in product(TOPOLOGIES, PHASES)
+    ],
 )
 def test_each_phase_comes_about_and_breaks_no_promise(topology, phase, tmp_path):
     settings = SHORT.but(topology=topology, phases=(phase,), faults=(), processes=3, max_ttl=None)

@@ -21,12 +21,15 @@ from interlock.errors import Unavailable
 from model.histories import faults
 from model.histories.history import OtherCopy, Verdict, play
 from model.histories.lines import clock, shown
-from model.histories.settings import KINDS, MODES, PHASE_NAMES, STYLES, TOPOLOGIES, Settings
+from model.histories.settings import KINDS, MODES, PHASES, STYLES, TOPOLOGIES, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MOST_LINES = 60  # of a violation
+TRIES = (
+    3  # after so many in vain it is the fault of the rig that a phase does not come about, and not of a busy machine
+)
 
 ABOUT = """\
 Random histories on real servers. Worker processes (threads and asyncio) use locks at random while faults strike; each
@@ -46,11 +49,11 @@ examples:
 kinds    {", ".join(KINDS)}
 styles   {", ".join(STYLES)}   (crossed: entered in one thread or task, left in another)
 faults   {", ".join(faults.NAMES)}
-phases   {", ".join(PHASE_NAMES)}
+phases   {", ".join(PHASES)}
 
 Exit status: 0 all is well; 1 a promise was broken (what, the seed, and the lines that show it are printed, and all
-lines are kept); 2 wrong usage; 3 the servers of every history failed to get well; 4 a worker imported another copy of
-interlock. docs/histories.md tells more.
+lines are kept); 2 wrong usage; 3 the servers of every history failed to get well, or a phase did not come about in
+three tries or more; 4 a worker imported another copy of interlock. docs/histories.md tells more.
 """
 
 
@@ -85,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--phases",
-        type=_some(PHASE_NAMES),
+        type=_some(PHASES),
         default=None,
         help="only these (half of them, as the seed decides); none: no phases",
     )
@@ -151,9 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n" + ", ".join(f"{name} {number}" for name, number in sums.items() if not isinstance(number, dict)))
     if said.report is None and not broken:
         shutil.rmtree(home, ignore_errors=True)
+    for topology, phase, tries in (never := never_came(verdicts)):
+        print(f"{topology}: the phase {phase} never came about, in {tries} tries; so nothing was tested by it")
     if broken:
         return 1
-    return 3 if verdicts and all(verdict.spoiled for verdict in verdicts) else 0
+    return 3 if never or (verdicts and all(verdict.spoiled for verdict in verdicts)) else 0
 
 
 def _turns(topologies: Sequence[str], first: int, histories: int, minutes: float | None) -> Iterator[tuple[str, int]]:
@@ -196,6 +201,16 @@ def _one(settings: Settings, directory: Path, verdicts: list[Verdict], *, keep: 
     )  # fmt: skip
     if not verdict.violations and not keep:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def never_came(verdicts: list[Verdict]) -> list[tuple[str, str, int]]:
+    """The phases that came about in none of at least three tries: topology, phase, tries."""
+    found: list[tuple[str, str, int]] = []
+    for topology, phase in product(TOPOLOGIES, PHASES):
+        counts = sum((each.counts for each in verdicts if each.settings.topology == topology), Counter[str]())
+        if (tries := counts[f"phase: {phase}, absent"]) >= TRIES and not counts[f"phase: {phase}"]:
+            found.append((topology, phase, tries))
+    return found
 
 
 def sum_up(verdicts: list[Verdict], seconds: float) -> dict[str, object]:

@@ -415,7 +415,7 @@ class Controller:
         try:
             if not self._await_meeting():
                 raise phases.Absent("not all processes know the servers")
-            about = phases.of(self.settings.topology)[name](self, random)
+            about = phases.KNOWN[name](self, random)
             came = not self.over.is_set()
         except phases.Absent as absent:
             about = f"did not come about: {absent}"

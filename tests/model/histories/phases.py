@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from harness.topology.group import ask
 from model.histories.lines import clock
-from model.histories.settings import OUTLASTS_FAILOVER, PHASES, PLAIN, SCENE
+from model.histories.settings import OUTLASTS_FAILOVER, PLAIN, SCENE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from random import Random
 
     from model.histories.history import Controller, Worker
+    from model.histories.rigs import Line
     from model.histories.settings import Turn
 
 LONGEST: Final = 20.0  # seconds that servers may take for a failover
@@ -178,9 +179,9 @@ def _late_reply(run: Controller, random: Random, which: str) -> str:
     turn = PLAIN.but(names=(name,), ttl=ttl, renew=which == "renewal", seconds=4 * ttl, style=_style(random))
     if which == "extend":
         turn = turn.but(extends=True, extends_to=ttl)
-    lines = run.rig.lines
+    lines = _lines(run, name)
     with ExitStack() as stack:
-        for line in lines:
+        for line in run.rig.lines:
             line.hold_back(holder.pid, "acquire" if which == "acquire" else "renew", name, late)
             stack.callback(line.let_go)
         _hold(run, holder, turn)
@@ -190,9 +191,11 @@ def _late_reply(run: Controller, random: Random, which: str) -> str:
             if clock() > end:
                 raise Absent(f"there was no {which}")
             run.sleep(0.002)
-        for line in lines:
+        for line in run.rig.lines:
             line.mute(holder.pid)
         run.sleep(ttl + late + AFTER)
+        if min(line.late for line in lines) < late:
+            raise Absent(f"the reply to the {which} was not late")
     return f"{which} of {holder.name} by {late * 1000:.0f} ms of {ttl * 1000:g}"
 
 
@@ -203,18 +206,20 @@ def slow_renewals(run: Controller, random: Random) -> str:
     """
     name, (holder, others) = _name(run), _parts(run, random)
     slow = random.choice((0.005, 0.03, 0.1, 0.3))
-    lasts = 2.0
+    lasts, lines = 2.0, _lines(run, name)
     with ExitStack() as stack:
         for line in run.rig.lines:
-            line.slow_down(holder.pid, slow)
+            line.slow_down(holder.pid, slow, verb="renew", name=name)
             stack.callback(line.let_go)
         crowd = PLAIN.but(names=(name,), ttl=COHORT_TTL, seconds=0.01, pause=0.0)
         run.order(holder, crowd, workers=8, seconds=lasts + COHORT_TTL + 1.0)
-        _crowd(run, others, name, lasts + COHORT_TTL + 1.0)
+        _crowd(run, others, name, lasts + COHORT_TTL + 1.0, waiting=False)
         run.sleep(lasts)
         for line in run.rig.lines:
             line.mute(holder.pid)
         run.sleep(COHORT_TTL + random.uniform(0.1, 0.4))
+        if not all(line.late for line in lines):
+            raise Absent("no reply to a renewal was late")
     run.sleep(AFTER)
     return f"{holder.name}, up to {slow * 1000:.0f} ms"
 
@@ -223,6 +228,13 @@ def _name(run: Controller) -> str:
     if SCENE not in run.settings.names:
         raise Absent("no lock in this history")
     return SCENE
+
+
+def _lines(run: Controller, name: str) -> list[Line]:
+    """The lines on which replies about this name must be late."""
+    if not (lines := run.rig.lines_to(f"lock:{name}")):
+        raise Absent("there is no proxy before the servers")
+    return lines
 
 
 def _style(random: Random) -> str:
@@ -261,12 +273,7 @@ def _crowd(run: Controller, workers: list[Worker], name: str, seconds: float, *,
         run.order(worker, plain.but(timeout=0.0, pause=0.005), seconds=seconds)
 
 
-_KNOWN: Final = {
+KNOWN: Final = {
     "lost-grant": lost_grant, "stopped-holder": stopped_holder, "late-reply": late_reply,
     "slow-renewals": slow_renewals,
 }  # fmt: skip
-
-
-def of(topology: str) -> dict[str, Any]:
-    """The phases that this topology has, by name."""
-    return {name: _KNOWN[name] for name in PHASES[topology]}

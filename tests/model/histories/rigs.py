@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 import warnings
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +21,7 @@ from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask, info
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from model.histories.settings import Settings
@@ -49,13 +50,16 @@ class Line(Proxy):
     A process is known by its id, which stands in each of its tokens.
     """
 
-    def __init__(self, target: str) -> None:
-        super().__init__(target)
-        self.caught = threading.Event()  # whether a reply was held back since `hold_back()`
+    def __init__(self, target: str | Callable[[], Path], *, tcp: bool = False) -> None:
+        super().__init__(target, tcp=tcp)
+        self.caught = threading.Event()  # whether a request was seen whose reply is wanted late
+        self.late = 0.0  # the most seconds that a client waited for such a reply, and got it
         self._process_of: dict[socket.socket, bytes] = {}
-        self._held_back: tuple[bytes, tuple[bytes, bytes], float] | None = None  # process, verb and name, seconds
-        self._slow: tuple[bytes, float] | None = None  # process, seconds at most
-        self._random = Random(target)
+        self._wanted: tuple[bytes, tuple[bytes, bytes]] | None = None  # requests of this process, with verb and name
+        self._wanted_at: dict[socket.socket, float] = {}  # client -> when such a request came, until its reply goes on
+        self._hold_back = 0.0  # seconds for which the replies to them are held back
+        self._slow = 0.0  # seconds that each reply to that process takes at most
+        self._random = Random(self.path)
         self._muted = b""  # this process
         self._requests: list[tuple[socket.socket, bytes]] = []  # of the muted process
         self._late: dict[socket.socket, float] = {}  # client -> when its replies go on
@@ -65,12 +69,18 @@ class Line(Proxy):
 
     def hold_back(self, pid: int, verb: str, name: str, seconds: float) -> None:
         """Hold each reply to this verb of this process, about this name, back for so long, until `let_go()`."""
-        self.caught.clear()
-        self._held_back = _mark(pid), (verb.encode(), f"lock:{name}".encode()), seconds
+        self._want(pid, verb, name)
+        self._hold_back = seconds
 
-    def slow_down(self, pid: int, seconds: float) -> None:
-        """Let each reply to this process take up to so long, until `let_go()`."""
-        self._slow = _mark(pid), seconds
+    def slow_down(self, pid: int, seconds: float, *, verb: str, name: str) -> None:
+        """Let each reply to this process take up to so long, until `let_go()`; of those, `late` is about this verb."""
+        self._want(pid, verb, name)
+        self._slow = seconds
+
+    def _want(self, pid: int, verb: str, name: str) -> None:
+        self.caught.clear()
+        self.late = 0.0
+        self._wanted = _mark(pid), (verb.encode(), f"lock:{name}".encode())
 
     def mute(self, pid: int) -> None:
         """Let no request of this process through, until `let_go()`: then they arrive, late."""
@@ -78,8 +88,9 @@ class Line(Proxy):
 
     def let_go(self) -> None:
         """End what was said before."""
-        self._held_back, self._slow = None, None
         with self.lock:
+            self._wanted, self._hold_back, self._slow = None, 0.0, 0.0
+            self._wanted_at.clear()
             self._muted, late = b"", self._requests
             self._requests = []
             for client, data in late:
@@ -107,7 +118,7 @@ class Line(Proxy):
 
     def _is_up(self) -> bool:
         with socket.socket(socket.AF_UNIX) as tried:
-            return tried.connect_ex(self.target) == 0
+            return tried.connect_ex(self._server()) == 0
 
     def _request(self, client: socket.socket, data: bytes) -> None:
         if (found := _PROCESS.search(data)) is not None:
@@ -116,10 +127,12 @@ class Line(Proxy):
         if process and process == self._muted:
             self._requests.append((client, data))
             return
-        if self._held_back is not None:
-            whose, words, seconds = self._held_back
+        if self._wanted is not None:
+            whose, words = self._wanted
             if process == whose and all(word in data for word in words):
-                self._late[client] = time.monotonic() + seconds
+                now = time.monotonic()
+                self._wanted_at.setdefault(client, now)
+                self._late[client] = now + self._hold_back
                 self.caught.set()
         super()._request(client, data)
 
@@ -129,8 +142,8 @@ class Line(Proxy):
             return
         now, waiting = time.monotonic(), self._replies.get(end)
         due = max(self._late.get(end, 0.0), waiting[-1][0] if waiting else 0.0)
-        if self._slow is not None and self._process_of.get(end) == self._slow[0]:
-            due = max(due, now + self._slow[1] * self._random.random())
+        if self._slow and self._wanted is not None and self._process_of.get(end) == self._wanted[0]:
+            due = max(due, now + self._slow * self._random.random())
         if due > now or waiting:  # else it would overtake a reply that is due, and that _deliver() has not sent yet
             self._replies.setdefault(end, []).append((due, data))
         else:
@@ -144,6 +157,8 @@ class Line(Proxy):
             while waiting and waiting[0][0] <= now:
                 _, data = waiting.pop(0)
                 if client in self.pairs:
+                    if client in self._wanted_at:
+                        self.late = max(self.late, now - self._wanted_at.pop(client))
                     super()._send(client, data)
             if not waiting or client not in self.pairs:
                 del self._replies[client]
@@ -153,6 +168,7 @@ class Line(Proxy):
             if end is not None:
                 self._process_of.pop(end, None)
                 self._late.pop(end, None)
+                self._wanted_at.pop(end, None)
         super()._close(one)
 
 
@@ -180,7 +196,8 @@ class Rig:
         self.kind = TLS_SERVER if self.tls else settings.server
         self.about = "TLS" if self.tls else ""
         self.group: Any = None
-        self.lines: list[Line] = []  # between the workers and the servers, if there are any
+        self.lined = settings.needs_lines and self.tls is None
+        self.lines: list[Line] = []  # one in front of each of `nodes`, or none
 
     @property
     def target(self) -> str | list[str]:
@@ -194,6 +211,12 @@ class Rig:
         return nodes
 
     def start(self) -> None:
+        """Start the servers: behind lines, which are the only addresses that they tell anybody, or without."""
+        if self.lined:
+            self.about = f"{self.about} proxies".strip()
+            for node in self.nodes:
+                self.lines.append(Line(partial(getattr, node, "socket"), tcp=True).__enter__())
+                node.door = self.lines[-1].port
         self.group.start()
 
     def stop(self) -> None:
@@ -201,6 +224,11 @@ class Rig:
             line.__exit__()
         if self.group is not None:
             self.group.stop()
+
+    def lines_to(self, key: str) -> list[Line]:
+        """The lines through which requests for this key go now."""
+        holder = self.holder_of(key)
+        return [line for node, line in zip(self.nodes, self.lines, strict=False) if node is holder]
 
     def primaries(self) -> list[Node]:
         """Those that clients use."""
@@ -210,17 +238,13 @@ class Rig:
         """The server that has this key. Raises LookupError or TimeoutError."""
         return next(iter(self.primaries()))
 
-    def _through_lines(self, nodes: Sequence[Node]) -> None:
-        """Put a line in front of each."""
-        self.lines = [Line(str(node.socket)).__enter__() for node in nodes]
-        self.about = f"{self.about} proxies".strip()
-
     def heal(self) -> None:
         """All servers run, and all agree."""
         for line in self.lines:
             line.hold = line.refuse = line.drop_replies = False
             line.let_go()
-            line.cut()  # those that are frozen, too
+            if line.frozen:
+                line.cut()
         everything = [*self.nodes, *getattr(self.group, "sentinels", ())]
         for node in everything:
             if not node.running:
@@ -250,10 +274,10 @@ class Single(Rig):
         self.about = f"{self.about} appendfsync {fsync}{', its clock is stepped' * self.stepped}".strip()
         config = {"appendonly": "yes", "appendfsync": fsync}
         self.node = Node(self.kind, config=config, tls=self.tls, clock=self.stepped)
+        self.group = self.node
         self.way = "tls_url" if self.tls else random.choice(("url", "tcp_url", "line", "line"))
-        if settings.needs_lines and not self.tls:
-            self.way = "line"
-        self.lacks = () if self.way == "line" else LINES
+        self.lined |= self.way == "line"
+        self.lacks = () if self.lined else LINES
 
     @property
     def target(self) -> str:
@@ -262,15 +286,6 @@ class Single(Rig):
     @property
     def nodes(self) -> list[Node]:
         return [self.node]
-
-    def start(self) -> None:
-        self.node.start()
-        if self.way == "line":
-            self._through_lines(self.nodes)
-
-    def stop(self) -> None:
-        super().stop()
-        self.node.stop()
 
     def heal(self) -> None:
         if self.stepped:
@@ -346,20 +361,18 @@ class Quorum(Rig):
     def __init__(self, settings: Settings, directory: Path) -> None:
         super().__init__(settings, directory)
         self.group = Independents(self.kind, number=3)
-        self._lined = settings.random("quorum").random() < 0.5 or settings.needs_lines
-        self.lacks = () if self._lined else LINES
+        self.lined |= settings.random("quorum").random() < 0.5
+        self.lacks = () if self.lined else LINES
 
     @property
     def target(self) -> list[str]:
         return [line.url for line in self.lines] or list(self.group.urls)
 
-    def start(self) -> None:
-        super().start()
-        if self._lined:
-            self._through_lines(self.nodes)
-
     def holder_of(self, key: str) -> Node:
         return self.settings.random("holder", key).choice([node for node in self.nodes if node.running])
+
+    def lines_to(self, key: str) -> list[Line]:
+        return self.lines
 
 
 RIGS: Final[dict[str, type[Rig]]] = {

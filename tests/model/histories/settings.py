@@ -15,15 +15,8 @@ MODES: Final = ("threads", "asyncio")
 KINDS: Final = ("lock", "rlock", "owner", "rwlock", "semaphore", "multi", "election", "once")
 IN_QUORUM: Final = ("lock", "rlock", "owner", "multi", "election", "once")
 STYLES: Final = ("with", "entered", "released", "handed", "dropped", "crossed")
-# The phases of each topology: see phases.py. Those of LINED_PHASES need proxies between the workers and the servers.
-PHASES: Final = {
-    "single": ("lost-grant", "stopped-holder", "late-reply", "slow-renewals"),
-    "sentinel": ("lost-grant", "stopped-holder"),
-    "cluster": ("lost-grant", "stopped-holder"),
-    "quorum": ("lost-grant", "stopped-holder", "late-reply", "slow-renewals"),
-}
-LINED_PHASES: Final = ("late-reply", "slow-renewals")
-PHASE_NAMES: Final = PHASES["single"]
+PHASES: Final = ("lost-grant", "stopped-holder", "late-reply", "slow-renewals")  # see phases.py
+LINED_PHASES: Final = ("late-reply", "slow-renewals")  # they need proxies between the workers and the servers
 # Seconds: the longest ttl, one of which a history has. Where a failover takes seconds, a lease that is lost by it must
 # last longer, if the history has the phase for that.
 MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.0, 1.5, 2.0)}
@@ -63,10 +56,9 @@ class Settings:
     def settled(self, versions: Sequence[str] = ()) -> Settings:
         """These settings, and in them what the seed decides: phases, the longest ttl, and one of the older versions."""
         random = self.random("settled")
-        chosen = random.sample(PHASES[self.topology], len(PHASES[self.topology]) // 2)
+        chosen = random.sample(PHASES, len(PHASES) // 2)
         max_ttl = random.choice(MAX_TTLS[self.topology])
         phases = tuple(chosen) if self.phases is None else self.phases
-        phases = tuple(phase for phase in phases if phase in PHASES[self.topology])
         if "lost-grant" in phases:
             max_ttl = OUTLASTS_FAILOVER.get(self.topology, max_ttl)
         older, is_mixed = self.older, random.random() < MIXED
