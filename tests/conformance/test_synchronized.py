@@ -204,7 +204,7 @@ def test_a_hash_tag_that_names_an_argument_is_refused(mode):
 async def test_a_call_of_a_busy_name_waits_raises_or_skips(mode):
     locks = mode.interlock()
     held = await locks.lock("a").acquire()
-    assert isinstance(await outcome(Both(mode, "a", timeout=0.1).looking()()), AcquireTimeout)
+    assert isinstance(await outcome(Both(mode, "a", timeout=0.5).looking()()), AcquireTimeout)
     raised = await outcome(Both(mode, "a", busy="raise").looking()())
     assert isinstance(raised, AcquireTimeout)
     assert raised.holder == held.token
