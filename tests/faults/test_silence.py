@@ -342,7 +342,7 @@ async def test_one_try_is_enough_for_a_majority_beside_stopped_servers(mode, tog
 @rule(8)
 async def test_one_try_is_enough_for_a_cluster_whose_first_seed_is_silent(mode, server_pool):
     with socket.create_server(("127.0.0.1", 0)) as mute:  # it takes connections, and says nothing
-        cluster = server_pool.cluster("valkey-9.1")
+        cluster = server_pool.clean_cluster("valkey-9.1")
         seeds = cluster.url.partition("://")[2]
         locks = mode.interlock(f"redis+cluster://127.0.0.1:{mute.getsockname()[1]},{seeds}", try_for=1.0)
         lease = await locks.lock("first").try_acquire()

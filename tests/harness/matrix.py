@@ -30,6 +30,7 @@ import redis.asyncio
 
 from harness.servers import KINDS, Missing, Node
 from harness.topology import Cluster, Independents, Sentinels
+from harness.topology.group import ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -284,6 +285,13 @@ class ServerPool:
             cluster.start()
             self.clusters[kind] = cluster
         return self.clusters[kind]
+
+    def clean_cluster(self, kind: str) -> Cluster:
+        """The same, emptied: an earlier test may have left a name there as another kind of synchronizer."""
+        cluster = self.cluster(kind)
+        for node in cluster.nodes:  # it has no replicas
+            ask(node, "FLUSHALL")
+        return cluster
 
     @staticmethod
     def shards(kind: str, **options) -> Cluster:

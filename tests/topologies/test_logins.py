@@ -96,7 +96,7 @@ async def test_a_lease_outlives_a_new_password_on_one_server(mode, node):
 
 
 async def test_a_lease_outlives_a_new_password_on_a_cluster(mode, server_pool):
-    cluster = server_pool.cluster(BASE)
+    cluster = server_pool.clean_cluster(BASE)
     create_user(cluster.nodes, "first")
     provider = Rotating()
     library = redis if mode.name == "threads" else redis.asyncio
@@ -263,7 +263,7 @@ async def test_the_error_of_a_user_who_may_not_connect_names_the_rights(mode, se
 
 async def test_a_cluster_and_sentinels_are_used_with_less(mode, server_pool, group, caplog):
     _warn_of_defaults.cache_clear()
-    cluster = server_pool.cluster(BASE)
+    cluster = server_pool.clean_cluster(BASE)
     for nodes, url in ((cluster.nodes, cluster.url), (group.nodes, group.url)):
         for node in nodes:
             ask(node, "ACL", "SETUSER", "rotates", "reset", "on", ">pw", *ALL, *LESS)

@@ -132,8 +132,7 @@ async def test_the_least_rights_of_a_quorum_are_those_of_one_server(mode, monkey
 @pytest.fixture
 def rights(server_pool):
     """The cluster of this run, with the user of docs/acl.md."""
-    cluster = server_pool.cluster(BASE)
-    ask(cluster.primary_of("lock:a"), "FLUSHALL")  # an earlier test may have left a semaphore of this name
+    cluster = server_pool.clean_cluster(BASE)
     yield cluster
     for node in cluster.nodes:
         ask(node, "ACL", "DELUSER", USER)
