@@ -99,10 +99,22 @@ def files(outcomes: Sequence[Outcome]) -> dict[Path, str]:
 def markup(outcomes: Sequence[Outcome]) -> str:
     """The lines of a page that show the picture, with a text for those who do not see it."""
     said = "; ".join(f"{line.name} {time(line.longest, 'ms')}" for line in lines_of(outcomes))
+    return image("docs", "waits", f"{TITLE}. The longest wait: {said}")
+
+
+def image(way: str, name: str, words: str) -> str:
+    """The line of a page that shows a picture in light or dark, or these words. `way`: from the page to its folder."""
     return (
-        '<picture><source media="(prefers-color-scheme: dark)" srcset="docs/waits-dark.svg">'
-        f'<img src="docs/waits-light.svg" alt="{escape(f"{TITLE}. The longest wait: {said}")}"></picture>'
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{way}/{name}-dark.svg">'
+        f'<img src="{way}/{name}-light.svg" alt="{escape(words)}"></picture>'
     )
+
+
+def document(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+    """The text of a picture: its lines within a head and an end."""
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'
+    return "\n".join([head, f"<title>{escape(title)}</title>", *parts, "</svg>\n"])
 
 
 def _svg(lines: Sequence[Line], theme: Theme) -> str:
@@ -125,10 +137,7 @@ def _svg(lines: Sequence[Line], theme: Theme) -> str:
             colour = theme.ours if is_ours else theme.peer
             parts.append(f'<rect x="{x}" y="{y}" width="{width}" height="{BAR}" rx="2" fill="{colour}"/>')
             parts.append(text(x + width + 8, y + 12, label, theme.ink, bold=is_ours))
-    height = TOP + ROW * len(lines)
-    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'
-    return "\n".join([head, f"<title>{TITLE}</title>", *parts, "</svg>\n"])
+    return document(TITLE, WIDTH, TOP + ROW * len(lines), parts)
 
 
 def text(x: float, y: float, words: str, colour: str, *, size: int = 13, bold: bool = False, anchor: str = "") -> str:

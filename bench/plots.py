@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Final
 
 from checkouts import ROOT
 from goals import BARE, BEFORE, FLOOR, FLOOR_BEFORE
-from picture import FONT, THEMES, least, rounded, text, time
+from picture import THEMES, document, image, least, rounded, text, time
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,11 +29,8 @@ WIDTH, MARGIN, NAMES_END = 720, 12, 196  # pixels
 BAR, LABEL = 14, 62  # the height of a bar; what its label needs
 TAIL_START, TAIL_END = 430, 654  # the scale of the latencies beside bars
 ALONE_END = 520  # the end of the scale where there are no bars: longer labels follow
-LINE, SECOND, HEADING = (
-    30,
-    12,
-    22,
-)  # the height of a line of the picture, and what a second line of its name adds; of a heading
+LINE, HEADING = 30, 22  # the heights of a line of the picture, and of a heading
+SECOND = 12  # what a second line of its name adds to a line
 FEW: Final = 5  # so many steps of a scale have room for their words: with more, every other step has words
 MORE, LESS = "more is better", "less is better"
 REFERENCES: Final = {FLOOR: "the same messages, no Python", BARE: ""}
@@ -162,11 +158,7 @@ def write(outcomes: Sequence[Outcome], folder: Path = FOLDER) -> list[Path]:
 def markup(outcomes: Sequence[Outcome], name: str, way: str) -> str:
     """The lines of a page that show a picture, with a text for those who do not see it. `way`: from page to folder."""
     plot = next(plot for plot in PLOTS if plot.name == name)
-    alt = escape(f"{plot.title}. {_said(plot, _groups(plot, outcomes))}")
-    return (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{way}/{name}-dark.svg">'
-        f'<img src="{way}/{name}-light.svg" alt="{alt}"></picture>'
-    )
+    return image(way, name, f"{plot.title}. {_said(plot, _groups(plot, outcomes))}")
 
 
 def _said(plot: Plot, groups: Sequence[Drawn]) -> str:
@@ -284,9 +276,7 @@ class _Picture:
                 self._line(y, line)
                 y += line.height
         self._steps(top, y)
-        size = f'width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}"'
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}">'
-        return "\n".join([head, f"<title>{escape(self.plot.title)}</title>", *self.parts, "</svg>\n"])
+        return document(self.plot.title, WIDTH, y, self.parts)
 
     def _head(self) -> int:
         """The title, and what each column shows. Where the lines begin."""
