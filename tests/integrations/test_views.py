@@ -160,6 +160,7 @@ def test_every_command_counts_the_same_processes_and_callers(locks, start, inter
 def test_the_dead_do_not_wait_and_a_dead_holder_is_told_as_dead(locks, start, interlock):
     holder, *waiters = start("holds", "a", 1), start("waits", "a", 4), start("waits", "a", 2)
     assert holder.stdout.readline() == "holds\n"
+    wait_until(lambda: named(locks.ls(), "a") is not None)  # a process reports itself some time after it holds
     wait_until(lambda: named(locks.ls(), "a").waiting == 6)
     waiters[0].send_signal(signal.SIGKILL)
     wait_until(lambda: named(locks.ls(), "a").waiting == 2, within=10)

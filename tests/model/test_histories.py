@@ -5,6 +5,7 @@ scripts/histories runs the long ones.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -423,23 +424,19 @@ def test_a_phase_that_never_comes_about_is_an_error():
     assert cli.never_came([*vain[:1], verdict("sentinel", **{"late-reply_absent": 2})]) == []
 
 
-class Echo(socketserver.UnixStreamServer):
+class Echo(socketserver.ThreadingUnixStreamServer):
     """A server that answers with what it gets."""
+
+    daemon_threads = True
 
     class _Handler(socketserver.BaseRequestHandler):
         def handle(self):
-            while data := self.request.recv(4096):
-                self.request.sendall(data)
+            with contextlib.suppress(BrokenPipeError):  # its client has left
+                while data := self.request.recv(4096):
+                    self.request.sendall(data)
 
     def __init__(self, path):
         super().__init__(str(path), self._Handler)
-
-    def process_request(self, request, client_address):
-        threading.Thread(target=self.process_request_thread, args=(request, client_address), daemon=True).start()
-
-    def process_request_thread(self, request, client_address):
-        self.finish_request(request, client_address)
-        self.shutdown_request(request)
 
 
 @pytest.fixture
