@@ -473,7 +473,7 @@ def test_the_project_of_the_page_works(start, server, own_server, tmp_path):
         assert said in command.output
 
 
-def test_the_example_sells_each_seat_once(start, server, tmp_path):
+def test_the_example_sells_each_seat_once(start, server, clean, tmp_path):
     """As its README says: one command, then 20 buyers at once for 10 seats."""
     port, _ = free_ports()
     example = Path(__file__).parents[2] / "examples" / "django"
