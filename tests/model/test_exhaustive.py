@@ -297,7 +297,7 @@ PLANTS = {
         ("_client/holding.py", "            hold.unanswered += by\n", "            pass\n"),
     ),
     "nobody gives back a lease that ends before its section": (
-        "cohort", "stops, release()", "is left in the server",
+        "cohort", "waiters whose time ends", "is left in the server",
         (
             "_client/turns.py",
             ("            grant.hold.claim.in_doubt = True  # a request of it may be on its way\n"
