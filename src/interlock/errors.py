@@ -65,7 +65,7 @@ class LeaseLost(LockError):  # noqa: N818
 class BrokenBarrier(LockError, BrokenBarrierError):  # noqa: N818
     """The barrier or latch is broken: a party left or died, or somebody reset, revoked or removed it."""
 
-    _public_text = "{} is broken: not all that it waits for will come"
+    _public_text = "{} is broken: not all that it waits for will arrive"
 
 
 class Deadlock(LockError, RuntimeError):  # noqa: N818

@@ -157,7 +157,7 @@ def test_a_revocation_ends_each_kind_of_wait_inside_of_the_with(server, clean, w
         working = threads.submit(work)
         wait_until(waits)
         revoke(person)
-        with pytest.raises(LeaseLost, match="waits for it no more.* 'a'.*it was revoked: for the test") as caught:
+        with pytest.raises(LeaseLost, match="has stopped waiting for it.* 'a'.*it was revoked: for the test") as caught:
             working.result(20)
         assert caught.value.token == tokens[0]
         for lease in held:
@@ -176,7 +176,7 @@ def test_a_revocation_ends_a_wait_inside_of_each_kind_of_section(server, clean, 
         for lockable in (person.lock("a"), person.election("a"), person.once("a", at_most=30)):
             with contextlib.suppress(interlock.ConfigError):  # it is of another kind
                 lockable.revoke("for the test")
-        with pytest.raises(LeaseLost, match="lock 'b': this thread waits for it no more"):
+        with pytest.raises(LeaseLost, match="lock 'b': this thread has stopped waiting for it"):
             working.result(20)
         assert held.release()
 
@@ -214,7 +214,7 @@ def test_a_revocation_ends_a_wait_behind_callers_of_the_same_process(server, cle
         wait_until(locks._session.core.cohorts.waiting)
         wait_until(waits)
         revoke(person)
-        with pytest.raises(LeaseLost, match="lock 'b': this thread waits for it no more"):
+        with pytest.raises(LeaseLost, match="lock 'b': this thread has stopped waiting for it"):
             working.result(20)
         assert held.release()
         assert locks.lock("b").acquire(timeout=20).release()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-OURS: Final = "interlock: its lease has ended, or it is to stop"  # the message of a cancellation by a scope
+OURS: Final = "interlock: its lease has ended, or its stop event was set"  # the message of a cancellation by a scope
 TASK_GROUPS_LEAVE_A_COUNT: Final = sys.version_info < (3, 13)
 
 

@@ -143,7 +143,7 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
     if code == NO_EXPIRY:
         return ConfigError(
             f"{resource} is held without an expiry, which interlock never does, by {text!r} in the key "
-            f"{resource.keys[0]!r}. If nobody is at work there, DEL that key; nothing was changed"
+            f"{resource.keys[0]!r}. If nobody is at work there, DEL that key. interlock has changed nothing"
         )
     if code == WRONG_KIND:
         return _wrong_kind_error(resource, text)
@@ -154,7 +154,9 @@ def _reply_error(resource: Resource, refusal: Refused) -> LockError:
         return BrokenBarrier(f"{resource} is broken ({text}). {kind_named(resource.kind).broken_advice}")
     if code == REVOKED:
         return LeaseLost(f"{resource} was revoked ({text}) at the moment of its handover. Acquire it again")
-    return AcquireTimeout(f"{resource}: this attempt was given up and can't be granted any more. Acquire it again")
+    return AcquireTimeout(
+        f"{resource}: interlock has given up this attempt, so the server grants it no more. Acquire it again"
+    )
 
 
 def is_of_another_kind(resource: Resource, record: bytes) -> bool:
@@ -260,7 +262,11 @@ def server_error(subject: object, url: str, text: str) -> LockError:
         ("nknown command", ConfigError, _NO_COMMAND),
         ("nknown Redis command", ConfigError, _NO_COMMAND),
         ("OOM", Unavailable, "the server has no memory left. Raise maxmemory or remove data"),
-        ("MISCONF", Unavailable, "the server can't write to its disk"),
+        (
+            "MISCONF",
+            Unavailable,
+            "the server can't write its snapshots to its disk, and so refuses writes. See its log, and free that disk",
+        ),
         ("MOVED", ConfigError, "that is one node of a cluster. Use a URL redis+cluster://"),
         ("nvalid command specified", ConfigError, _NO_SUCH_COMMAND),
         ("nvalid number of arg", ConfigError, "the command takes another number of arguments"),
@@ -276,6 +282,8 @@ def server_error(subject: object, url: str, text: str) -> LockError:
 
 def outer_error(resource: Resource, lost: LeaseLost) -> LeaseLost:
     """The error for a thread that waits no more, since the lease around its wait was revoked."""
-    error = LeaseLost(f"{resource}: this thread waits for it no more, inside of a lost lease: {lost}")
+    error = LeaseLost(
+        f"{resource}: this thread has stopped waiting for it, since the lease around its wait is lost: {lost}"
+    )
     error.token, error.name = lost.token, lost.name
     return error

@@ -253,7 +253,7 @@ class Grant:
     hold: Hold
     attempt: Attempt  # of the caller whose section it is
     fence: int  # 0 until the server has reserved one for it
-    since: float = 0.0  # when its caller acquired it
+    since: float = 0.0  # `now()` of the client when its caller acquired it
     end_reason: str | None = None  # why it ended; None before
     held_by: weakref.ref[Any] | None = None  # the Section of the `with` or of the decorated call that acquired it
     in_with: bool = False  # a `with` of its lockable acquired it, and so gives it back

@@ -108,7 +108,7 @@ class Proofs:
                     stamp.mark_lossless(evidence, least_ttl)
                 if was_in_quarantine and stamp.previous == "-" and not least_ttl:
                     log.info(
-                        "interlock: %s lost no lease when it took over, as a proof shows: no name waits there",
+                        "interlock: %s lost no lease when it took over: a proof shows that, and no quarantine begins",
                         self.history.display_url,
                     )
         finally:
