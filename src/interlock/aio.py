@@ -1,5 +1,5 @@
-# scripts/generate writes threads.py of this file: the same text with `def` and `run(...)` (ADR 37).
-"""The API for asyncio: the same names as for threads. One connection per event loop carries all its tasks.
+# scripts/generate writes threads.py from this file: the same text with `def` and `run(...)` (ADR 37).
+"""The API for asyncio: the same names as for threads. The tasks of a loop share one connection to each server.
 
 Each public method stands here with its signature and its docstring, and awaits the method of a core in `interlock._api`
 that does the work: `acquire` awaits `_acquire`.
@@ -105,7 +105,10 @@ class Lease(LeaseCore, LeaseForAsyncio):
         return await self._release()
 
     async def extend(self, ttl: float) -> None:
-        """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
+        """Make the lease last at least `ttl` seconds from now, renewed or not, but not beyond its `max_hold`.
+
+        Raises LeaseLost, Unavailable or ConfigError.
+        """
         await self._extend(ttl)
 
     async def execute(
@@ -113,9 +116,10 @@ class Lease(LeaseCore, LeaseForAsyncio):
     ) -> Reply:
         """Run one Redis command in the server if, and only if, the lease is still ours there: one atomic step.
 
-        `keys` are those arguments that are keys (the server is asked if they are not given); in a cluster they must
-        share the lock's slot. Returns the reply, strings as bytes. Never sent twice: raises Unavailable, saying whether
-        the command may have run; LeaseLost if it was not run; ConfigError if it would write a key of the lock itself.
+        `keys` are those arguments that are keys; without `keys` interlock asks the server first. In a cluster they must
+        share the lock's slot. Returns the reply, strings as bytes. Sends the command once. Raises Unavailable, which
+        says whether the command may have run; LeaseLost if it has not run; LockError if the server refuses it;
+        ConfigError if it would write a key of the lock itself, or on a quorum.
         """
         return await self._execute(command, *args, keys=keys)
 
@@ -126,7 +130,7 @@ class MultiLease(MultiLeaseForAsyncio):
     __slots__ = ()
 
     def __getitem__(self, name: str) -> Lease:
-        """Return the lease on one of them: for its `execute`, or its token."""
+        """Return the lease on one of them: for its `execute`, or its token. Raises KeyError for any other name."""
         lease: Lease = self._part(name)
         return lease
 
@@ -158,7 +162,7 @@ class MultiLease(MultiLeaseForAsyncio):
         return await self._release()
 
     async def extend(self, ttl: float) -> None:
-        """Make all of them last at least `ttl` seconds from now. Raises LeaseLost or Unavailable."""
+        """Make all of them last at least `ttl` seconds from now; see Lease.extend."""
         await self._extend(ttl)
 
 
@@ -180,7 +184,10 @@ class Leadership(LeadershipCore, Lease):
         return await self._release()
 
     async def extend(self, ttl: float) -> None:
-        """Make the lease last at least `ttl` seconds from now, renewed or not. Raises LeaseLost or Unavailable."""
+        """Make the lease last at least `ttl` seconds from now, renewed or not, but not beyond its `max_hold`.
+
+        Raises LeaseLost, Unavailable or ConfigError.
+        """
         await self._extend(ttl)
 
     async def execute(
@@ -204,17 +211,17 @@ class Lock(LockCore[Lease], Lockable[LockState, Lease]):
         """Wait until this is acquired. Returns its lease.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the lock. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
-        that is cancelled or interrupted. In threads, a wait inside of a `with` whose lease somebody revokes meanwhile
-        ends with that LeaseLost.
+        of the lock. Raises AcquireTimeout, Unavailable, Deadlock or ConfigError, and then leaves nothing behind; nor
+        does a call that is cancelled or interrupted. Raises LeaseLost if somebody revokes the new lease before the call
+        returns; in threads also if somebody revokes the lease of a `with` inside of which the call waits.
         """
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
-        """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
+        """Acquire this if it is free now. Returns its lease, or None.
 
-        One try, of `try_for` seconds at most. Raises Unavailable if the server does not answer in that time, or
-        ConfigError.
+        One try, of `try_for` seconds at most (with `acks` or `fsync` 5 s, if that is more). Raises Unavailable if the
+        server does not answer in that time, LeaseLost if somebody revokes the lease at once, or ConfigError.
         """
         return await self._try_acquire()
 
@@ -226,11 +233,11 @@ class Lock(LockCore[Lease], Lockable[LockState, Lease]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from whoever holds it: each holder learns the `reason`. Returns whether there was a holder.
+        """Revoke the lease of its holder: the holder learns the `reason`. Returns whether there was one to revoke.
 
-        The next waiter gets it when a holder has released it, or the holder's lease has run out. With `force` the next
-        waiter gets it at once, though the holder may still be writing: that is unsafe unless fences are checked.
-        Raises Unavailable or ConfigError.
+        The next waiter gets it when the holder has released it, or the holder's lease has run out. With `force` the
+        next waiter gets it at once, though the holder may still be writing: that is unsafe unless the data checks
+        fences. `force` also ends a quarantine. Raises Unavailable or ConfigError.
         """
         return await self._revoke(reason, force)
 
@@ -252,17 +259,17 @@ class RLock(RLockCore[Lease], Lock):
         """Wait until this is acquired, or enter it again. Returns its lease.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the rlock. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
-        that is cancelled or interrupted. Raises LeaseLost if its caller holds it, and has lost it. In threads, a wait
-        inside of a `with` whose lease somebody revokes meanwhile ends with that LeaseLost.
+        of the rlock. Raises AcquireTimeout, Unavailable, Deadlock or ConfigError, and then leaves nothing behind; nor
+        does a call that is cancelled or interrupted. Raises LeaseLost as Lock.acquire does, and if the caller is still
+        inside of this with a lease that is lost.
         """
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
-        """Acquire this if that is possible now. Returns its lease, or None if somebody else holds it.
+        """Acquire this if it is free now, or enter it again. Returns its lease, or None.
 
-        One try, of `try_for` seconds at most. Raises Unavailable if the server does not answer in that time, LeaseLost
-        if its caller holds it, and has lost it, or ConfigError.
+        Raises what Lock.try_acquire raises, and LeaseLost if the caller is still inside of this with a lease that is
+        lost.
         """
         return await self._try_acquire()
 
@@ -274,7 +281,7 @@ class RLock(RLockCore[Lease], Lock):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from whoever holds it, who learns the `reason`; see Lock.revoke."""
+        """Revoke the lease of its holder: the holder learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -289,20 +296,19 @@ class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     _lease_of = Lease
 
     async def acquire(self, *number: Never, timeout: float | Unset | None = UNSET, permits: int = 1) -> Lease:
-        """Wait until so many permits are acquired. Returns one lease, which holds all of them.
+        """Wait until so many `permits` are acquired. Returns one lease, which holds all of them.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the semaphore. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; TypeError
-        for a bare `number`, which could be the permits or the timeout.
+        of the semaphore. Raises AcquireTimeout, Unavailable, Deadlock, LeaseLost or ConfigError as Lock.acquire does,
+        and then leaves nothing behind; TypeError for a bare `number`, which could be the permits or the timeout.
         """
         refuse_bare(number, self._primitive, "acquire")
         return await self._acquire(timeout, permits=permits)
 
     async def try_acquire(self, *number: Never, permits: int = 1) -> Lease | None:
-        """Acquire so many permits if they are free now. Returns their lease, or None.
+        """Acquire so many `permits` if they are free now. Returns their lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, ConfigError, or TypeError for a bare
-        `number`.
+        Raises what Lock.try_acquire raises, or TypeError for a bare `number`.
         """
         refuse_bare(number, self._primitive, "try_acquire")
         return await self._try_acquire(permits=permits)
@@ -314,7 +320,7 @@ class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
     async def set_limit(self, limit: int) -> None:
         """Change the limit for everybody, in the server. Holders keep what they have.
 
-        Requests that wait for more permits than that fail, and so do clients that use another limit from then on.
+        Callers that wait for more permits than that get a ConfigError, and so do later callers with another limit.
         Raises Unavailable or ConfigError.
         """
         await self._set_limit(limit)
@@ -327,7 +333,7 @@ class Semaphore(SemaphoreCore[Lease], Lockable[SemaphoreState, Lease]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take all permits away from their holders, who learn the `reason`; see Lock.revoke."""
+        """Revoke the leases of all holders: each of them learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -342,17 +348,18 @@ class ReadLock(RWSideCore[Lease], Lockable[SemaphoreState, Lease]):
     _lease_type = Lease
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait until this may be read. Returns the reader's lease.
+        """Wait until the caller may read. Returns the reader's lease.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the rwlock. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        of the rwlock. Raises AcquireTimeout, Unavailable, Deadlock, LeaseLost or ConfigError as Lock.acquire does, and
+        then leaves nothing behind.
         """
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
-        """Acquire this if it may be read now. Returns the reader's lease, or None.
+        """Acquire this if the caller may read now. Returns the reader's lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises what Lock.try_acquire raises.
         """
         return await self._try_acquire()
 
@@ -364,7 +371,7 @@ class ReadLock(RWSideCore[Lease], Lockable[SemaphoreState, Lease]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
+        """Revoke the leases of all readers and of the writer: each learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -379,17 +386,18 @@ class WriteLock(RWSideCore[Lease], Lockable[SemaphoreState, Lease]):
     _lease_type = Lease
 
     async def acquire(self, timeout: float | Unset | None = UNSET) -> Lease:
-        """Wait until this may be written. Returns the writer's lease.
+        """Wait until the caller may write. Returns the writer's lease.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the rwlock. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        of the rwlock. Raises AcquireTimeout, Unavailable, Deadlock, LeaseLost or ConfigError as Lock.acquire does, and
+        then leaves nothing behind; ConfigError also for a thread or task that reads or writes already.
         """
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> Lease | None:
-        """Acquire this if it may be written now. Returns the writer's lease, or None.
+        """Acquire this if the caller may write now. Returns the writer's lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises what Lock.try_acquire raises; ConfigError also for a thread or task that reads or writes already.
         """
         return await self._try_acquire()
 
@@ -401,7 +409,7 @@ class WriteLock(RWSideCore[Lease], Lockable[SemaphoreState, Lease]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
+        """Revoke the leases of all readers and of the writer: each learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -416,12 +424,12 @@ class RWLock(RWLockCore):
 
     @advising
     def read(self) -> ReadLock:
-        """Return what a reader holds, together with other readers. A writer may read as well, and go on reading."""
+        """Return what a reader holds, beside other readers. The writer may acquire it too, and keep it afterwards."""
         return ReadLock(self._interlock, self._primitive, self._options)
 
     @advising
     def write(self) -> WriteLock:
-        """Return what a writer holds, alone. A reader is refused: it would wait for itself."""
+        """Return what a writer holds, alone. A reader or writer can't acquire it: it would wait for itself."""
         return WriteLock(self._interlock, self._to_write(), self._options)
 
     async def inspect(self) -> SemaphoreState:
@@ -432,7 +440,7 @@ class RWLock(RWLockCore):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take this away from all that read or write, who learn the `reason`; see Lock.revoke."""
+        """Revoke the leases of all readers and of the writer: each learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
 
@@ -446,27 +454,27 @@ class MultiLock(MultiLockCore[MultiLease], Lockable[dict[str, LockState | Semaph
         """Wait until all of these are acquired. Returns the lease over all.
 
         `timeout` is in seconds and bounds the whole call: None waits for ever, 0 does not wait; by default it is that
-        of the multi. Raises AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind; nor does a call
-        that is cancelled or interrupted.
+        of the multi. Raises AcquireTimeout, Unavailable, Deadlock, LeaseLost or ConfigError as Lock.acquire does, and
+        then leaves nothing behind; LeaseLost also if one of these is lost before all are acquired.
         """
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> MultiLease | None:
-        """Acquire all of these if that is possible now. Returns the lease over all, or None.
+        """Acquire all of these if they are free now. Returns the lease over all, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises what Lock.try_acquire raises.
         """
         return await self._try_acquire()
 
     async def inspect(self) -> dict[str, LockState | SemaphoreState]:
         """Ask the server who holds these and who waits for them. For people: the answer is old when you read it.
 
-        Raises Unavailable or ConfigError.
+        Returns the state of each by its name. Raises Unavailable or ConfigError.
         """
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take each of these away from whoever holds it, who learns the `reason`; see Lock.revoke."""
+        """Revoke the lease of the holder of each: the holder learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -482,8 +490,8 @@ class Latch(LatchCore):
     async def count_down(self, n: int = 1) -> int:
         """Count down by `n`, not below zero. Returns how many are left.
 
-        Raises Unavailable if no answer came, and then the server may have counted; BrokenBarrier if the latch was
-        revoked; ConfigError.
+        Raises Unavailable if no server answers, and then the server may have counted; BrokenBarrier if somebody has
+        revoked the latch; ConfigError.
         """
         return await self._count_down(n)
 
@@ -494,8 +502,9 @@ class Latch(LatchCore):
     async def wait(self, timeout: float | None = None) -> None:
         """Wait until nothing is left; return at once if that is so already.
 
-        `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if the
-        latch was revoked, or is gone from the server; Unavailable or ConfigError.
+        `timeout` is in seconds: None waits for ever, 0 does not wait. Raises AcquireTimeout; BrokenBarrier if somebody
+        has revoked the latch, or it is gone from the server; Unavailable or ConfigError; in threads LeaseLost as
+        Lock.acquire does.
         """
         await self._wait(timeout)
 
@@ -509,8 +518,8 @@ class Latch(LatchCore):
     async def revoke(self, reason: str) -> bool:
         """Break this for all that wait, now and later: each of them gets BrokenBarrier, with `reason`.
 
-        Returns whether there was one to break: no latch that is open, and none that is broken already. Raises
-        Unavailable or ConfigError.
+        Returns False if it is open or broken already, or if the server has no such latch yet. Raises Unavailable or
+        ConfigError.
         """
         return await self._revoke(reason)
 
@@ -523,9 +532,10 @@ class Barrier(BarrierCore):
     async def wait(self, timeout: float | None = None) -> int:
         """Wait until all parties have arrived. Returns which arrival this was, from 0 to parties - 1.
 
-        `timeout` is in seconds: None waits for ever. A party whose time is over breaks the barrier for all that wait,
-        and so does a party that dies, is cancelled or is interrupted. Raises BrokenBarrier, until `reset()`;
-        Unavailable or ConfigError.
+        `timeout` is in seconds: None waits for ever, 0 does not wait. A party whose time is over breaks the barrier for
+        all that wait, itself included, and so does a party that dies, is cancelled or is interrupted. Raises
+        BrokenBarrier as long as the barrier is broken, until `reset()`; Unavailable or ConfigError; in threads
+        LeaseLost as Lock.acquire does.
         """
         return await self._wait(timeout)
 
@@ -546,7 +556,7 @@ class Barrier(BarrierCore):
     async def revoke(self, reason: str) -> bool:
         """Break this for all that wait: each of them gets BrokenBarrier, with `reason`. It works again after `reset()`.
 
-        Returns whether there was one to break, and not broken already. Raises Unavailable or ConfigError.
+        Returns False if it is broken already, or if the server has no such barrier. Raises Unavailable or ConfigError.
         """
         return await self._revoke(reason)
 
@@ -563,9 +573,9 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
         return await self._acquire(timeout)
 
     async def try_acquire(self) -> Leadership | None:
-        """Lead if nobody else does now. Returns the leader's lease, or None.
+        """Lead if nobody leads now. Returns the leader's lease, or None.
 
-        Raises Unavailable if the server does not answer within `try_for` seconds, or ConfigError.
+        Raises what Lock.try_acquire raises.
         """
         return await self._try_acquire()
 
@@ -573,12 +583,13 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
         """Wait until this process leads. Returns the leader's lease, with its term.
 
         `timeout` is in seconds: None waits for ever, 0 does not wait; by default it is that of the election. Raises
-        AcquireTimeout, Unavailable or ConfigError, and then leaves nothing behind.
+        AcquireTimeout, Unavailable, Deadlock, LeaseLost or ConfigError as Lock.acquire does, and then leaves nothing
+        behind.
         """
         return await self._campaign(timeout)
 
     async def resign(self) -> bool:
-        """Stop leading, if this object won the election. Returns whether it still led. Raises Unavailable."""
+        """Stop leading, if this object has won the election. Returns whether it still led. Raises Unavailable."""
         return await self._resign()
 
     async def leader(self) -> Leader | None:
@@ -588,7 +599,7 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
     async def observe(self) -> AsyncIterator[Leader | None]:
         """Yield who leads now, and then each change when it happens: None while nobody leads. Ends with the Interlock.
 
-        Of changes that follow each other quickly, only the last one may be seen. Raises Unavailable or ConfigError.
+        Of changes that follow each other quickly, it may yield the last one only. Raises Unavailable or ConfigError.
         """
         with self._observe() as watch:
             while not watch.core.requests.closed:
@@ -597,11 +608,12 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
     async def run(self, work: Callable[[Leadership], Awaitable[R]], *, stop: asyncio.Event | None = None) -> R | None:
         """Lead, and call `work(lease)` as the leader; then resign, and return what `work` returned.
 
-        If the lease is lost meanwhile, this campaigns again, and so through every outage of the server. It returns None
-        once `stop` is set, this object or its lease resigns, or the Interlock is closed. In asyncio `work` is awaited,
-        and cancelled by each of these and by a loss; a `work` that `stop` cancels leads until it has ended. In threads
-        nothing interrupts `work`, which leads until it returns: it must look at `stop`, and at `lease.ended` or
-        `lease.ensure()`; its result counts if the lease was not lost. Raises what `work` raises, and ConfigError.
+        If the lease is lost meanwhile, this campaigns again, and goes on through every outage of the server. It returns
+        None once `stop` is set, the leader resigns, or the Interlock is closed. In asyncio each of these, and a loss,
+        cancels `work`; after `stop` this leads until `work` has ended. In threads nothing interrupts `work`, and this
+        leads until `work` returns: let `work` look at `stop`, and at `lease.ended` or `lease.ensure()`. What `work`
+        then returns is the result, unless the lease was lost. Raises what `work` raises, and ConfigError; in threads
+        LeaseLost as Lock.acquire does.
         """
         return await self._run(work, stop=stop)
 
@@ -613,7 +625,7 @@ class Election(ElectionCore[Leadership], Lockable[LockState, Leadership]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take the lead away from whoever leads, who learns the `reason`; see Lock.revoke."""
+        """Revoke the lease of the leader: the leader learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
     def __call__(self, function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[object, object, R]]:
@@ -628,11 +640,11 @@ class Once(OnceCore[Lease]):
     _lease_of = Lease
 
     async def run(self, work: Callable[[Lease], Awaitable[R]]) -> Ran[R] | Skipped:
-        """Call `work(lease)` (asyncio: await it), unless another process does that work or has done it.
+        """Call `work(lease)` (asyncio: await it), unless another run goes on or keeps this one from starting.
 
-        Returns Ran, with the value that `work` returned, or Skipped. Raises what `work` raises; LeaseLost if `work`
-        took longer than at_most, or if its lease ended before it did: it was lost, or the Interlock was closed;
-        Unavailable.
+        Returns Ran, with the value that `work` returned, or Skipped. Raises what `work` raises; LeaseLost if the lease
+        ended before `work` did: `at_most` was over, somebody revoked it, the Interlock was closed; Unavailable or
+        ConfigError.
         """
         return await self._run(work)
 
@@ -655,30 +667,31 @@ class Once(OnceCore[Lease]):
         return await self._inspect()
 
     async def revoke(self, reason: str, force: bool = False) -> bool:
-        """Take the work away from whoever runs it, who learns the `reason`; see Lock.revoke."""
+        """Revoke the lease of the run that goes on: its process learns the `reason`; see Lock.revoke."""
         return await self._revoke(reason, force)
 
 
 class Interlock(InterlockForAsyncio):
     """Locks on one server.
 
-    `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `embedded://`), a client of
-    redis-py or valkey-py (asyncio: of redis.asyncio or valkey.asyncio) whose parameters are taken over, a cache of
-    Django on Redis (`caches["locks"]`), or nothing: then $INTERLOCK_URL.
+    `target` is a URL (`redis://`, `rediss://`, `valkey://`, `valkeys://`, `unix://`, `redis+sentinel://`,
+    `redis+cluster://`, `embedded://`); a client of redis-py or valkey-py (asyncio: of redis.asyncio or valkey.asyncio),
+    whose parameters interlock takes over; a cache of Django on Redis (`caches["locks"]`); or nothing: then
+    $INTERLOCK_URL.
 
-    `prefix` stands before every name. `max_ttl` (seconds) is the longest ttl that a lock may have, and so how long
-    nothing is granted after a restart or failover that may have lost leases (30; the same in all processes);
-    `quarantine=False` turns that off.
-    `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: a server that does not answer
-    within it is Unavailable. `confirm=False` makes that the default of `lock(confirm=...)`. `label` tells people who we
-    are. `max_connections` bounds the connections that threads open to one server; a thread that finds none idle waits
-    within its timeout. `registry=False`: the server gets no entry of what this process holds and waits for, which is
-    what ls() reads. Raises ConfigError.
+    `prefix` stands before every name. `max_ttl` (seconds; the same in all processes) is the longest ttl of a lock, and
+    the length of a quarantine: after a restart or failover that may have lost leases, the server grants nothing for so
+    long, and with Sentinel or a cluster some seconds longer. With `quarantine=False` this Interlock begins none.
+    `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: it raises Unavailable if the
+    server does not answer in that time. `confirm=False` makes that the default of `lock(confirm=...)`. `label` names
+    this process, for people. `max_connections` bounds the connections that threads open to one server; a thread that
+    finds none idle waits within its timeout. With `registry=False` this process does not say what it holds and waits
+    for, so that `ls()` may miss it. Raises ConfigError.
 
     An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
-    that is held. It is safe to share between threads; a child made by fork holds nothing and connects anew. In asyncio
-    it may be made outside of any loop and used in several, one after another or in several threads: it has a connection
-    for each, and each loop closes its own.
+    that it holds. Threads may share it; a child made by fork holds nothing and connects anew. In asyncio a program may
+    make it outside of any loop, and use it in several loops, one after another or in several threads: it has a
+    connection for each, and each loop closes its own.
     """
 
     _rlock_type = RLock
@@ -723,11 +736,12 @@ class Interlock(InterlockForAsyncio):
         max_connections: int = MAX_CONNECTIONS,
         registry: bool = True,
     ) -> Self:
-        """Make an Interlock on several servers that share nothing: held is what a majority grants (Redlock).
+        """Make an Interlock on several servers that share nothing: a lock needs the grants of a majority (Redlock).
 
-        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock. It has lock, rlock,
-        multi, election, once and synchronized, but no rwlock, semaphore, latch or barrier: servers that do not know
-        each other can't agree on a count. Raises ConfigError; at the first use also if a server is there twice.
+        `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock, without `confirm`.
+        It has lock, rlock, multi, election, once and synchronized, but no rwlock, semaphore, latch or barrier: servers
+        that do not know each other can't agree on a count. Raises ConfigError; at the first use also if two of
+        `servers` are one server.
         """
         return cls(
             cls._members_of(servers),
@@ -759,24 +773,27 @@ class Interlock(InterlockForAsyncio):
         """Exclude all others that lock this name, on every machine. Not reentrant.
 
         Args:
-            name: 1 to 512 bytes, without control characters.
-            ttl: seconds after which the lock of a dead holder is free: 30, or max_ttl if that is less. The lease of a
-                living holder is renewed every ttl/3.
+            name: 1 to 512 bytes of UTF-8, without control characters, with braces for one hash tag only.
+            ttl: seconds after which the lock of a dead holder is free: 30, or max_ttl if that is less. interlock renews
+                the lease of a living holder every ttl/3.
             timeout: seconds to wait for it; None waits for ever, 0 does not wait.
-            renew: False makes a lease that ends after ttl in any case.
+            renew: False makes a lease that ends after ttl, unless its holder extends it.
             max_hold: seconds after which a holder loses the lock, even if it is alive.
-            fair: True keeps strict order of arrival over all processes. False lets callers of this process go one after
-                another, for 10 ms and 64 sections at most while others wait: many times faster.
+            fair: True keeps strict order of arrival over all processes. False is many times faster: callers of one
+                process go one after another, for 10 ms and 64 sections at most while other processes wait.
             confirm: False leaves a `with` without waiting for the server's reply to the release, which saves a round
                 trip. With True a `with` raises LeaseLost also if only the server knew that the lease had ended, and so
-                can roll back a transaction around it. None: as the Interlock says. Sentinel and a cluster wait anyway.
+                can roll back a transaction around it. None: as the Interlock says. With Sentinel or a cluster a `with`
+                waits in any case.
             max_waiters: a caller that would have to wait while so many wait already gets AcquireTimeout at once. None:
                 any number may wait.
-            on_lost: called with the lease when it is lost: in a thread of its own; in asyncio in the loop, and awaited
-                if it is an `async def`.
-            acks: how many replicas must have the grant, so that it counts: a number, "majority" (of server and
-                replicas), or "all"; of the most that there were. Else it is undone, and Unavailable raised.
-            fsync: the grant must be on the disk of the server, and of so many replicas (Redis 7.2, Valkey).
+            on_lost: interlock calls it with the lease that is lost: in a thread of its own; in asyncio in the loop, and
+                awaits it if it is an `async def`.
+            acks: how many replicas must have the grant: a number, "majority" (of server and replicas) or "all", of the
+                most replicas that this process has seen. If too few have it within 1 s or ttl/3, interlock undoes the
+                grant and raises Unavailable.
+            fsync: True: the grant must be on the disks of the server and of so many replicas within 3 s or ttl/3 (Redis
+                7.2, Valkey).
 
         Raises ConfigError. Nothing is sent until it is acquired.
 
@@ -801,8 +818,8 @@ class Interlock(InterlockForAsyncio):
 
         The same lock as `lock(name)`, and the same options. `owner` names a holder that is not a thread or task: a
         caller with the same `owner`, in another process or after a restart, takes the lease over, with a new fence, and
-        the holder before has lost it. Two threads or tasks of one process that use it at the same moment may do that to
-        each other. Raises ConfigError. Nothing is sent until it is acquired.
+        the holder before it has lost the lease. Two threads or tasks of one process that acquire with one `owner` at
+        the same moment may take it from each other. Raises ConfigError. Nothing is sent until it is acquired.
         """
         return RLock(self, *self._rlock(name, owner, **options))
 
@@ -832,9 +849,9 @@ class Interlock(InterlockForAsyncio):
     ) -> MultiLock:
         """Acquire all of these or none, without deadlock, in whatever order they are named here or elsewhere.
 
-        Each is held with its own options (ttl, renew, max_hold); `timeout` (seconds) is for all together, and `on_lost`
-        is called (asyncio: or awaited) with the lease over all when any is lost. Raises ConfigError. Nothing is sent
-        until it is acquired.
+        Each keeps its own options (ttl, renew, max_hold); `timeout` (seconds) is for all together. interlock calls
+        `on_lost` (asyncio: or awaits it) with the lease over all when any of them is lost. Raises ConfigError. Nothing
+        is sent until it is acquired.
         """
         return MultiLock(self, *self._multi(lockables, timeout, on_lost))
 
@@ -849,7 +866,7 @@ class Interlock(InterlockForAsyncio):
 
     @making
     def barrier(self, name: str, parties: int) -> Barrier:
-        """Make so many parties wait for each other, and go on together; again and again. Raises ConfigError."""
+        """Make so many `parties` wait for each other, and go on together; again and again. Raises ConfigError."""
         return Barrier(self, self._barrier(name, parties))
 
     @making
@@ -874,14 +891,14 @@ class Interlock(InterlockForAsyncio):
 
         Args:
             name: of the work.
-            at_most: seconds that the work may take. Then its runner has lost it, and another run may begin.
+            at_most: seconds that a run may take. After that it has lost its lease, and another run may begin.
             at_least: seconds after its start before which no other run begins, however fast it was.
-            key: the work runs once for each key, as a date or a version; a run that failed is repeated.
-            keep: seconds for which the server remembers that the run for a key has succeeded.
+            key: the work runs once for each key, such as a date or a version; after a failure the next call runs it.
+            keep: seconds for which the server remembers that the run for a key has succeeded (30 days).
 
         In a decorator `name` and `key` may be formats of the call's arguments, as in "report:{region}". Each may be a
         function, which takes arguments of the call by their names: `key=lambda: str(date.today())`.
-        The run of a process that died is free again after 30 s (or `at_most`, if that is less). Raises ConfigError.
+        If its process dies, another run may begin after 30 s (`at_most` or max_ttl, if less). Raises ConfigError.
 
         """
         return Once(self, *self._once(name, at_most=at_most, at_least=at_least, key=key, keep=keep))
@@ -909,13 +926,14 @@ class Interlock(InterlockForAsyncio):
     def synchronized(
         self, name: str | Callable[..., str], *, busy: object = "wait", **options: Unpack[Options]
     ) -> Callable[[Callable[P, Awaitable[R]]], Callable[P, Coroutine[object, object, R | object]]]:
-        """Decorate a function or method: each call runs under the rlock whose name is made of the call's arguments.
+        """Decorate a function or method: each call runs under the rlock that the call's arguments name.
 
         `name` is a format, as in "report:{user_id}" or "shop:{self.id}", or a function that takes arguments of the call
-        by their names and returns the name; options as for `lock()`. When it is busy: "wait" (up to `timeout`), "raise"
-        AcquireTimeout at once, or "skip": the call returns Skipped, which is false. Any other `busy` is what the call
-        returns then; a function is called with the Skipped (asyncio: may be an `async def`) and returns it.
-        In asyncio for an `async def`. Raises ConfigError, and so does a call without an argument that the name needs.
+        by their names and returns the name; options as for `lock()`. If somebody else has that rlock, a call does what
+        `busy` says: "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": it returns Skipped, which is
+        false. If `busy` is a function (asyncio: or an `async def`), the call returns what that makes of the Skipped;
+        any other value of `busy` is what the call returns. In asyncio this decorates an `async def`. Raises
+        ConfigError, and so does a call that lacks an argument for the name.
         """
         return self._synchronized(name, busy, **options)
 
@@ -923,19 +941,19 @@ class Interlock(InterlockForAsyncio):
     def assert_held(self, name: str) -> Lease:
         """Return the lease of this name that the calling thread or task is inside of. No I/O.
 
-        For a function that must run under a lock: inside of a `with` (asyncio: `async with`) of it, or of a function
-        that it decorates, made with this Interlock. Raises NotHeld if the caller is in none, LeaseLost if its lease is
-        lost, or ConfigError. A semaphore or a side of an rwlock counts, too.
+        For a function that must run under a lock of this Interlock: inside of a `with` (asyncio: `async with`) of that
+        lock, or of a function that the lock decorates. Raises NotHeld if the caller is inside of neither, LeaseLost if
+        its lease is lost, or ConfigError. A semaphore or a side of an rwlock counts, too.
         """
         lease: Lease = self._assert_held(name)
         return lease
 
     async def ls(self, pattern: str = "*") -> list[Listed]:
-        """What all processes on this server hold and wait for, by name: who, since when, and where in their code.
+        """Return what all processes on this server hold and wait for, by name: who, since when, where in their code.
 
-        `pattern` is as in a shell: "stock:*". Each process says so itself, some seconds late, of its 50 oldest leases
-        and waiters: for people, not for decisions. One with registry=False says nothing. Raises Unavailable, or
-        ConfigError.
+        `pattern` is as in a shell: "stock:*". The server says who holds a name, and who stands in its queue. The
+        processes say the rest, and which names there are: some seconds late, of their 50 oldest leases and 50 oldest
+        waiters. With registry=False they say nothing. For people, not for decisions. Raises Unavailable or ConfigError.
         """
         return await self._ls(pattern)
 
@@ -949,6 +967,6 @@ class Interlock(InterlockForAsyncio):
     async def close(self) -> None:
         """Release all that is held, end all waiting, close the connections. Takes about a second at the most.
 
-        In asyncio: of the running loop. Safe to repeat.
+        In asyncio it does so for the running loop. Safe to repeat.
         """
         await self._close()
