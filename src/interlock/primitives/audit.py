@@ -89,7 +89,7 @@ class Revocation:
     key: str
     kind: str
     by: str
-    """Who: host/pid/thread or task, with the label before the host."""
+    """Who: host/pid/thread or task, with the label before the host; "<person> via <that>" if a web page asked."""
     reason: str
     forced: bool
     holders: tuple[str, ...]
@@ -97,7 +97,8 @@ class Revocation:
     holding: int
     """How many holders there were."""
     result: str | None
-    """None: the process that revoked has said nothing since it asked, so it may or may not have revoked."""
+    """The last step: "revoked", "nothing: ..." or "unknown: ...". None: the process has noted only that it asked, and
+    may or may not have revoked."""
 
 
 def fold_entries(entries: Iterable[Raw]) -> list[Revocation]:
@@ -136,7 +137,7 @@ def _revocation(fields: dict[str, str]) -> Revocation | None:
 
 
 def merge_note(votes: Votes[NoteCall, DoneReply]) -> DoneReply | None:
-    """Merge the replies of a quorum: each server that answers has noted it."""
+    """Merge the replies of a quorum: each server that answers has stored the entry."""
     return None if votes.pending else votes.replies[0]
 
 

@@ -71,7 +71,7 @@ class BarrierState(Answer):
     broken: str | None
     """Why the barrier is broken; None if it is not broken."""
     generation: int | None
-    """A number that changes with each reset."""
+    """A number that changes with each reset; None if the server knows no such barrier."""
 
     @property
     def waiting(self) -> int:

@@ -1,20 +1,20 @@
-"""Deadlocks among callers of all processes, found in what the registry says. For people: no decision reads them.
+"""Deadlocks among callers of all processes, found in the entries of the registry. For people: no decision reads them.
 
 Theory. Each caller (a thread or a task) waits for one thing at most. A waiter is *stuck* if the permits that stuck
-callers hold leave too few for it, or if it stands in a queue behind a stuck waiter: then no release by anybody who can
-go on would let it go on. The stuck callers are the greatest set of which that is true: all waiters, less those that
-may still be granted, again and again until nothing changes (the reduction of a resource graph: Holt, Some Deadlock
-Properties of Computer Systems, 1972). A lock is a thing with one permit, an rwlock one of which a writer takes all, so
-one rule covers waits for all holders and waits for any of them. Holders that nobody knows of count as callers that can
-go on. The stuck callers that wait for each other are the strongly connected components of the graph from each stuck
-waiter to those that block it (by two searches in depth, as Kosaraju and Sharir: Sharir, A Strong-Connectivity
-Algorithm, 1981). Others wait behind them.
+callers hold leave too few for it, or if it stands in a queue behind a stuck waiter: no release by a caller that can go
+on lets a stuck waiter go on. The stuck callers are the greatest set of which that is true. `_stuck` begins with all
+waiters, and takes out those that the server may still grant, until nothing changes (the reduction of a resource graph:
+Holt, Some Deadlock Properties of Computer Systems, 1972). A lock is a thing with one permit; a writer takes all permits
+of an rwlock. So one rule covers waits for all holders and waits for any of them. Holders without an entry count as
+callers that can go on. The stuck callers that wait for each other are the strongly connected components of the graph
+from each stuck waiter to the callers that block it (by two searches in depth, after Kosaraju and Sharir: Sharir, A
+Strong-Connectivity Algorithm, 1981). Other stuck callers wait behind them.
 
 Rules. (a) What an entry says was true from the beginning of the lease or wait until the process wrote the entry. A
-deadlock counts only if at one moment all of it was true: no wait of a moment ago meets a lease of now. (b) A process
-that is late with its report may be dead, and the lease of a dead process runs out: it is in no deadlock. (c) A
-deadlock is certain if only the holders' own code, below the lines that wait, would release; else another thread may
-have the lease by now, or the lease may end by itself.
+deadlock counts only if at one moment all of it was true: so a wait that is over never meets a lease that began later.
+(b) A process that is late with its report may be dead, and the lease of a dead process runs out: its callers are in no
+deadlock. (c) A deadlock is certain if only the holders' own code, below the lines that wait, would release the leases.
+Else another thread may have a lease by now, or a lease may end by itself.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from interlock.primitives.registry import Listed
 
-LATE: Final = REPEAT_INTERVAL + 2 * REPORT_INTERVAL  # seconds without a report after which an entry counts no more
-MIN_TOGETHER: Final = 0.2  # seconds for which all of a deadlock must have been true: a report may be so long on its way
+LATE: Final = REPEAT_INTERVAL + 2 * REPORT_INTERVAL  # seconds without a report after which an entry no longer counts
+MIN_TOGETHER: Final = 0.2  # seconds for which all of a deadlock must have been true: a report may travel for so long
 MIN_WAIT: Final = 2 * REPORT_INTERVAL  # seconds: shorter waits are left out, since they may end by themselves
 WAY_OUT: Final = "Acquire them in the same order everywhere, or all at once: multi()"
 
@@ -58,7 +58,7 @@ class Held(NamedTuple):
 
     thing: ThingName
     party: Party
-    """Its holder, and where that has acquired it."""
+    """Its holder, and the line of code that has acquired it."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Member:
     """A caller in a deadlock: what it waits for, and what it holds that others in the deadlock wait for."""
 
     thing: ThingName
-    """For which it waits."""
+    """What it waits for."""
     waiter: Party
-    """Itself, and where it waits."""
+    """Itself, and the line of code that waits."""
     holds: tuple[Held, ...]
 
     @property
@@ -88,15 +88,15 @@ class Deadlocked:
     """Callers that wait for each other."""
 
     members: tuple[Member, ...]
-    """Each waits for something that a later one holds, and the last one for something of the first."""
+    """In a plain circle each waits for what the next one holds, and the last one for what the first one holds."""
     certain: bool
     """Whether only the code of the members could end it. Else a lease may end by itself or be released elsewhere."""
     behind: int
-    """How many other callers wait for what the members hold."""
+    """How many other callers wait for the things that the members wait for."""
 
     @property
     def seconds(self) -> float:
-        """For how long it has lasted."""
+        """For how long all members have waited."""
         return min(member.waiter.seconds for member in self.members)
 
     @property
@@ -136,7 +136,7 @@ class _Thing:
 def find(things: Iterable[Listed], min_wait: float = MIN_WAIT) -> list[Deadlocked]:
     """The deadlocks among the callers that hold these or wait for them, the oldest first.
 
-    Waits of less than `min_wait` seconds are left out.
+    Leaves out waits of less than `min_wait` seconds.
     """
     known = _known(things, min_wait)
     stuck = _stuck(known)
@@ -146,7 +146,7 @@ def find(things: Iterable[Listed], min_wait: float = MIN_WAIT) -> list[Deadlocke
 
 
 def _known(things: Iterable[Listed], min_wait: float) -> list[_Thing]:
-    """The things for which callers wait that may be in a deadlock. Each caller waits for one of them at most."""
+    """The things that callers wait for, with those callers that count. Each caller waits for one of them at most."""
     known = list[_Thing]()
     waits = dict[str, tuple[Party, _Thing]]()
     for listed in things:
@@ -172,7 +172,7 @@ def _counts(party: Party) -> bool:
 
 
 def _stuck(known: Sequence[_Thing]) -> dict[str, _Thing]:
-    """The callers that can't go on, whatever those release that can; and for what each of them waits."""
+    """The callers that can't go on, whatever all other callers release; and the thing that each of them waits for."""
     stuck = {party.caller_id: thing for thing in known for party in thing.waiters}
     held_by = defaultdict[str, list[_Thing]](list)
     for thing in known:
@@ -186,14 +186,14 @@ def _stuck(known: Sequence[_Thing]) -> dict[str, _Thing]:
             if party.caller_id not in stuck:
                 continue
             if taken + party.permits > thing.limit > 0:
-                break  # it is stuck, and so are those behind it
+                break  # it is stuck, and so are the waiters behind it
             del stuck[party.caller_id]
             pending += held_by[party.caller_id]
     return stuck
 
 
 def _blockers(known: Sequence[_Thing], stuck: dict[str, _Thing]) -> dict[str, list[str]]:
-    """For each stuck caller, the stuck callers that block it: holders, and the waiter at the head of its queue."""
+    """For each stuck caller, the stuck callers that block it: the holders, or else the first stuck waiter before it."""
     found = dict[str, list[str]]()
     for thing in known:
         waiting = [party for party in thing.waiters if stuck.get(party.caller_id) is thing]
@@ -206,7 +206,7 @@ def _blockers(known: Sequence[_Thing], stuck: dict[str, _Thing]) -> dict[str, li
 
 
 def _components(graph: dict[str, list[str]]) -> list[list[str]]:
-    """The strongly connected components that have a cycle. In each, a caller waits for one that stands behind it."""
+    """The strongly connected components that have a cycle. In a plain circle each caller waits for the next one."""
     backwards: dict[str, list[str]] = {caller: [] for caller in graph}
     for caller, others in graph.items():
         for other in others:
@@ -221,7 +221,7 @@ def _components(graph: dict[str, list[str]]) -> list[list[str]]:
 
 
 def _postorder(graph: dict[str, list[str]], roots: Iterable[str], seen: set[str]) -> list[str]:
-    """The callers that a search in depth finds from these roots, each behind those that it leads to. Adds to `seen`."""
+    """The callers that a search in depth finds from these roots, in the order of its returns. Adds to `seen`."""
     found = list[str]()
     for root in roots:
         path = [(root, iter(graph[root]))] if root not in seen else []
@@ -239,7 +239,7 @@ def _postorder(graph: dict[str, list[str]], roots: Iterable[str], seen: set[str]
 
 
 def _deadlock(component: list[str], stuck: dict[str, _Thing]) -> Deadlocked | None:
-    """The deadlock of these callers; None if it may never have been true all at once."""
+    """The deadlock of these callers; None if perhaps at no moment all of it was true."""
     inside = set(component)
     awaited = {id(stuck[caller]): stuck[caller] for caller in component}.values()
     waiters = {party.caller_id: party for thing in awaited for party in thing.waiters if party.caller_id in inside}

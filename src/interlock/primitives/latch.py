@@ -75,7 +75,7 @@ class LatchState(Answer):
     left: int | None
     """How many counts are left until the latch opens; 0 once it is open."""
     remaining: float | None
-    """Seconds until the server deletes the latch, unless a client waits or counts down before."""
+    """Seconds until the server deletes the latch, unless a client waits or counts down before; None: no latch."""
     waiters: tuple[str, ...]
     """The tokens of the first hundred waiters, in order."""
     waiting: int

@@ -184,7 +184,7 @@ def state_of(name: str, inspected: LockInspect) -> LockState:
     holder = inspected.value.decode(errors="replace")
     fields = inspected.record.decode(errors="replace").split(" ", 8)
     quarantined = holder.startswith(QUARANTINE.decode())
-    # As lock.lua writes it. Whoever asks has refused the kinds that this version knows; a later version may know more.
+    # As lock.lua writes it. `inspect` has refused the other kinds that this version knows; a later one may know more.
     known = fields[0] == RECORD_VERSION and len(fields) > 7 and fields[2].isdigit() and fields[4].isdigit()
     return LockState(
         name=name,

@@ -438,7 +438,7 @@ class BreakCall(NamedTuple):
     why: str
 
     def encode(self) -> Words:
-        """The arguments of the script."""
+        """See Call."""
         return ("revoke", self.marker, self.why)
 
 

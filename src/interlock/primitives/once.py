@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 NO_NOTE: Final = ("0", "0")  # the arguments of a release that lets the next run start at once
-RUN_TTL: Final = 30.0  # seconds until the lease of a dead process ends, unless at_most is shorter
+RUN_TTL: Final = 30.0  # seconds until the lease of a dead process ends, unless at_most or max_ttl is shorter
 MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
 
@@ -41,7 +41,7 @@ class RunLimits:
         self.ttl = min(self.at_most, RUN_TTL, max_ttl)
 
     def release_args(self, *, succeeded: bool) -> tuple[str, str]:
-        """Return the own arguments of the release of a run: for how long, in ms, no other run may begin."""
+        """Return the own arguments of a run's release: the ms after its start, and after its end, without another run."""
         return str(int(self.at_least * 1000)), str(int(self.keep * 1000) if succeeded else 0)
 
 
@@ -78,17 +78,17 @@ class Ran(Answer, Generic[R]):
 
 @dataclass(frozen=True)
 class Skipped(Answer):
-    """This call did not run the work, since another run goes on or has ended. No error; false in an `if`."""
+    """This call did not run: another run goes on or has ended, or another caller has the lock. False in an `if`."""
 
     name: str
     by: str | None
-    """The token of the other run: host/pid/thread or task/random; None if it is unknown, as in a quarantine."""
+    """The token of the other run or holder: host/pid/thread or task/random; None if unknown, as in a quarantine."""
     started: datetime | None
-    """When the other run began, by the server's clock."""
+    """When the other run began, by the server's clock; None if unknown, as always after `synchronized`."""
     ended: datetime | None
-    """When the other run ended; None while it goes on."""
+    """When the other run ended, by the server's clock; None while it goes on."""
     quarantined: bool = False
-    """Whether no other run is known, but the name is in quarantine after a restart or failover of the server."""
+    """Whether the server knows no holder, but keeps the name in quarantine after a restart or failover."""
 
     def __bool__(self) -> Literal[False]:
         return False
@@ -205,7 +205,7 @@ class ForgetCall(NamedTuple):
         return True
 
     def for_server(self, inspected: OnceInspect) -> ForgetCall | None:
-        """Make this call for the server with this reply to `inspect`; None if that server has a note of another run."""
+        """Make this call for the server with this reply to `inspect`; None if that server has no note of this run."""
         return ForgetCall(inspected.note) if inspected.note.split(b" ")[0] == self.note.split(b" ")[0] else None
 
 
@@ -217,7 +217,7 @@ class OnceState(Answer):
     running: str | None
     """The token of the current run: host/pid/thread or task/random; None if no run goes on."""
     started: datetime | None
-    """When the current run began."""
+    """When the current run began, by the server's clock; None if no run goes on."""
     remaining: float | None
     """Seconds until the lease of the current run ends by itself."""
     revoked: str | None
@@ -225,7 +225,7 @@ class OnceState(Answer):
     last: Skipped | None
     """The last run, as a skipped call returns it; None if the work may run."""
     free_in: float | None
-    """Seconds until the work may run again; None if the last run does not prevent a new run."""
+    """Seconds until the work may run again; None if no last run keeps it from that."""
 
 
 def parse_state(name: str, reply: Raw) -> OnceState:

@@ -59,12 +59,15 @@ def read_resource(name: object, prefix: str) -> Resource:
 
 
 def write_resource(name: object, prefix: str) -> Resource:
-    """Make the resource of the writer of a read-write lock, who takes all permits. Raises ConfigError."""
+    """Make the resource of the writer of a read-write lock: the writer takes all permits. Raises ConfigError."""
     return permits_resource("rwlock", name, prefix, ALL_PERMITS, ALL_PERMITS)
 
 
 def beside_own_leases(resource: Resource, leases: list[Any]) -> Resource:
-    """Return the resource for a caller that has these leases on the same read-write lock. Raises ConfigError."""
+    """Return the resource for a caller that has these leases on the same read-write lock.
+
+    Raises ConfigError if the caller wants to write: it would wait for itself.
+    """
     held = [lease for lease in leases if lease._grant.end_reason is None]
     if not held:
         return resource
@@ -145,7 +148,7 @@ class PermitInspect(NamedTuple):
     holding: int
     waiting: int
     holders: Sequence[Any]
-    """Token, ms left and share of each of the first holders."""
+    """Token, ms left, share, and whether it is handed over (0 or 1), of each of the first holders."""
     waiters: Sequence[bytes]
     """Token and permits of each of the first waiters."""
     quarantine_ms: int
@@ -182,6 +185,7 @@ class SemaphoreState(Answer):
     limit: int | None
     """How many permits there are; None if the server has no record of the resource."""
     used: int
+    """How many permits are held."""
     holders: tuple[Holder, ...]
     """The first hundred holders, in the order in which their leases end."""
     waiters: tuple[tuple[str, int], ...]

@@ -22,7 +22,7 @@ class Answer:
 
 
 def plain(value: object) -> object:
-    """The value as JSON knows it; what the user's own function returned stays as it is."""
+    """The value as JSON knows it; a value that the user's own function has returned stays as it is."""
     if isinstance(value, Answer):
         return value.as_dict()
     if isinstance(value, datetime):

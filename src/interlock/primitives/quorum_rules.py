@@ -14,7 +14,7 @@ class QuorumRules(NamedTuple):
     """The rules of one kind."""
 
     release_args: tuple[str, ...]
-    """What a release carries beside what all carry, if an attempt gives back the votes that it won at some servers."""
+    """The own arguments of a release by which an attempt that failed gives back the votes that it won."""
     decisive_vote: Callable[[Sequence[AcquireReply]], AcquireReply | None]
     """Returns the vote that alone decides an acquire; None if there is none."""
     parse_inspect: Callable[[Sequence[Any]], Any]

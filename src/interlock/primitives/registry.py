@@ -1,7 +1,7 @@
-"""What processes hold and wait for, as they say themselves: the entries of the registry. registry.lua stores them.
+"""What processes say that they hold and wait for: the entries of the registry. registry.lua stores them.
 
 An entry is for people, and no decision reads it: it may be some seconds old, and the process may have died since. A
-time in an entry is an age, so that no clock of a client counts: the server notes when the entry was written.
+time in an entry is an age, so that no clock of a client counts: the server notes when it stored the entry.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from interlock.primitives.messages import DoneReply, Raw, Words
     from interlock.primitives.votes import Votes
 
-INDEX: Final = "{interlock:processes}"  # the key of the index; a process has its entries under this key and its name
-ENTRY_TTL: Final = 60.0  # seconds after which the server forgets what a process that is silent has said
+INDEX: Final = "{interlock:processes}"  # the key of the index; with a process behind it, the key of the entries of that
+ENTRY_TTL: Final = 60.0  # seconds after which the server forgets the entry of a silent process
 MAX_PROCESSES: Final = 10_000  # processes that one `list` names
 REPORT_INTERVAL: Final = 2.0  # seconds between two reports of a session, at least
 REPEAT_INTERVAL: Final = 5.0  # seconds after which a session repeats a report in which nothing has changed
@@ -32,14 +32,14 @@ SILENT_AFTER: Final = 3 * REPEAT_INTERVAL  # seconds without a report after whic
 ENTRY_VERSION: Final = 1
 MAX_ENTRY: Final = 32_000  # characters
 MAX_DIGITS: Final = 16  # of a time in ms
-MAX_READ: Final = 10 * MAX_ENTRY  # bytes: an entry of more is not read
+MAX_READ: Final = 10 * MAX_ENTRY  # bytes: this version reads no longer entry
 MAX_SECONDS: Final = 1e10
-MAX_VERSION: Final = 40  # characters of a version, as another one may write it
+MAX_VERSION: Final = 40  # characters of the `library` of an entry: another version may write a longer one
 
 
 @dataclass(frozen=True)
 class Party(Answer):
-    """A caller that holds something or waits for it, as its process said a moment ago."""
+    """A caller that holds something or waits for it, as the server and its own process say."""
 
     token: str
     """Of its attempt or lease: host/pid/thread or task/random, with the label before the host."""
@@ -56,15 +56,16 @@ class Party(Answer):
     seconds: float
     """For how long it has held or waited; 0 if nobody knows."""
     reported_ago: float
-    """Seconds since its process has last said so; 0 if it has not. A living process says so every few seconds."""
+    """Seconds since its process last said so; 0 if the process has not said it. A living process repeats it every few
+    seconds."""
     trace_id: str
     """Of the trace in which it acquires, if there is one; else ""."""
     caller_id: str
-    """What tells its thread or task from all others, whatever their names; "" if nobody knows."""
+    """Tells its thread or task from all others, whatever their names; "" if nobody knows."""
     permits: int = 1
     """How many permits it has or wants; an rwlock's writer has all of them."""
     limit: int = 0
-    """How many permits there are, as it says; 0 if it does not say."""
+    """How many permits there are, as its process says; 0 if the process does not say."""
     lasting: bool = False
     """Whether nothing but the end of its own `with` or decorated call ends its lease."""
     confirmed: bool = True
@@ -98,9 +99,9 @@ class Holding(NamedTuple):
     place: str
     """File and line where it acquired the lease."""
     seconds: float | None
-    """For how long it has held the lease; None if its process has not said yet that it holds it."""
+    """Seconds for which it has held the lease; None if its process has not said yet that it holds the lease."""
     silent_for: float
-    """Seconds since its process has last been heard of, if that is long; else 0."""
+    """Seconds since the last report of its process, if that is long ago; else 0."""
     gone: bool = False
     """Whether its process has ended."""
 
@@ -121,14 +122,14 @@ class Listed(Answer):
     """
 
     kind: str
-    """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock."""
+    """The name of the method of Interlock that makes it, such as "semaphore"; an rlock is a lock."""
     name: str
     prefix: str
     """Of the Interlock that made it."""
     holders: tuple[Party, ...]
-    """Those that hold it, the oldest first."""
+    """Its holders, the oldest first: a thousand at most."""
     waiters: tuple[Party, ...]
-    """Those that wait for it, the oldest first; the first thousand of the server's queue."""
+    """Its waiters, the oldest first: the first thousand of the server's queue, and callers behind these."""
     waiting: int = 0
     """How many callers wait."""
     processes: int = 0
@@ -157,7 +158,7 @@ class Item(NamedTuple):
     fence: int | None
     place: str
     age: float
-    """Seconds since the session holds it or waits for it."""
+    """Seconds for which the session has held it or waited for it."""
     trace_id: str
     caller_id: str
     permits: int = 1
@@ -172,9 +173,9 @@ class Item(NamedTuple):
 
 
 def encode_entry(library: str, holds: Sequence[Item], waits: Sequence[Item], machine: str = "") -> str:
-    """The entry of a session, made with this version of the library. Of too much, the beginning of both lists stays.
+    """The entry of a session. If it would be too long, it keeps only the beginning of both lists.
 
-    `machine`: where its process id means this process; "" if nobody knows.
+    `library`: the version of interlock. `machine`: where the process id means this process; "" if nobody knows.
     """
     entry = json.dumps(
         {
@@ -208,7 +209,7 @@ def _is_known_nowhere(_machine: str, _pid: int) -> bool:
 def parse_entry(
     process: Process, stored: bytes, now_ms: float, is_gone: Callable[[str, int], bool] = _is_known_nowhere
 ) -> Entry | None:
-    """Parse what is stored for a session of this process. None if this version can't read it: nobody vouches for it.
+    """Parse the entry that the server has for a session of this process. None if this version can't read the entry.
 
     `is_gone`: whether this process of a machine has surely ended.
     """
@@ -216,7 +217,7 @@ def parse_entry(
         if len(stored) > MAX_READ:
             return None
         written_ms, _, text = stored.partition(b" ")
-        # Not below 0: if somebody has set the server's clock back, an older entry has a later time than now.
+        # Never below 0: if somebody has set the server's clock back, the time of an older entry may be later than now.
         ago = abs(now_ms - int(written_ms)) / 1000
         if ago > ENTRY_TTL:
             return NOTHING
@@ -226,7 +227,7 @@ def parse_entry(
         gone = is_gone(str(fields.get("machine", "")), process.pid)
         library = str(fields.get("library", ""))[:MAX_VERSION]
         holds, waits = (_items(process, fields[part], ago, library, gone=gone) for part in ("holds", "waits"))
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last: of a number without end
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):  # the last: of an infinite number
         return None
     return Entry(holds, waits)
 
@@ -234,7 +235,7 @@ def parse_entry(
 def _items(process: Process, stored: Any, ago: float, library: str, *, gone: bool) -> list[tuple[Item, Party]]:
     found: list[tuple[Item, Party]] = []
     for fields in stored:
-        # A later version may add fields behind these.
+        # A later version may add fields at the end.
         item = Item(*fields[: len(Item._fields)])
         for text in (*item[:4], item.place, item.trace_id, item.caller_id, item.caller):
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # another version may have
@@ -249,7 +250,7 @@ def _items(process: Process, stored: Any, ago: float, library: str, *, gone: boo
 
 
 def party_of(process: Process, item: Item, ago: float, library: str = "", *, gone: bool = False) -> Party:
-    """The party of an item that this process has said so many seconds ago."""
+    """The party of an item that this process reported `ago` seconds ago."""
     return Party(
         token=item.token,
         fence=None if item.fence is None else int(item.fence),
@@ -277,9 +278,9 @@ def caller_id_in(process: Process, number: str) -> str:
 
 
 def group_by_name(entries: Iterable[Entry], pattern: str = "*") -> list[Listed]:
-    """What the entries hold and wait for, by kind and name, if the name matches the pattern of a shell.
+    """What the entries hold and wait for, by kind and name, if the name matches this shell pattern.
 
-    This is what processes say, and no server: see `_people/views.py`.
+    Only the processes say this: `_people/views.py` joins it with what the server says.
     """
     things: dict[tuple[str, str, str], tuple[list[Party], list[Party]]] = {}
     for entry in entries:
@@ -380,7 +381,7 @@ class ListReply(NamedTuple):
         return cls(reply[0], reply[1:])
 
     def parse_processes(self) -> list[Process]:
-        """The processes in the reply, without words that name no process: no interlock has written those."""
+        """The processes in the reply, without words that name no process: interlock writes no such words."""
         found = (Process.parse(each.decode(errors="replace")) for each in self.processes)
         return [process for process in found if process is not None]
 
@@ -431,7 +432,7 @@ def entries_key(process: str) -> str:
     return f"{INDEX}:{process}"
 
 
-# The votes of a quorum. Any server that has the entry will do.
+# The votes of a quorum. It is enough if one server has the entry.
 
 
 def merge_done(votes: Votes[Any, DoneReply], _rules: object) -> DoneReply:
@@ -457,7 +458,7 @@ def merge_read(votes: Votes[ReadCall, ReadReply], _rules: object) -> ReadReply |
             written_ms, _, entry = stored.partition(b" ")
             if not written_ms.isdigit() or len(written_ms) > MAX_DIGITS:
                 continue  # no entry
-            ago = abs(vote.now_ms - int(written_ms))  # by the clock of that server: the others may be wrong
+            ago = abs(vote.now_ms - int(written_ms))  # both by the clock of that server: clocks of servers differ
             if session not in newest or ago < newest[session][0]:
                 newest[session] = ago, entry
     now_ms = max(vote.now_ms for vote in votes.replies)

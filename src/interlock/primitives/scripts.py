@@ -2,8 +2,8 @@
 
 A client sends the SHA1 only. After a server's reply NOSCRIPT, `_servers/single.py` sends the text.
 
-Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. A file of
-statements can so be used in two places without a function, which Lua would make anew in each call. The line
+Code that several scripts share stands in one file. The line `--include queue` inserts the text of queue.lua. So two
+places can use a file of statements without a function, which Lua would make anew in each call. The line
 `--function lock` inserts the whole script lock.lua as a local function with its own KEYS and ARGV, so that one script
 can run another.
 """
@@ -23,7 +23,7 @@ PACKAGE: Final = "interlock.primitives"
 
 @cache
 def load(name: str, package: str = PACKAGE) -> Script:
-    """Load the script `<name>.lua` of a package. The files that it includes stand in this one."""
+    """Load the script `<name>.lua` of a package. The files that it includes stand in interlock.primitives."""
     source = _text(name, package)
     return Script(name, source, hashlib.sha1(source.encode()).hexdigest())  # noqa: S324 (Redis names them so)
 

@@ -1,7 +1,7 @@
-"""What the server has under a name, whatever kind uses it, as people look at it: for `show`, `wait` and `revoke`.
+"""What the server has under a name, whatever kind uses it, as people see it: in `ls()`, on the command line, on pages.
 
-Each primitive adds to a `View` what its own reply to `inspect` says (`add_to_view`, see `Kind`). Only people ask for
-that, so primitives import this module when they are asked.
+Each primitive adds to a `View` what its own reply to `inspect` says (`add_to_view`, see `Kind`). Only people need a
+view, so the primitives import this module when they make one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from interlock.primitives.registry import Party as Said
 
 T = TypeVar("T")
-HANDING_OVER: Final = "handing over"  # the state while the first holder has been granted it, and has not confirmed yet
+HANDING_OVER: Final = "handing over"  # the state while it is granted, and no holder has confirmed its handover yet
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Party:
     owner: str | None = None
     """The `owner` of an rlock."""
     since: float | None = None
-    """For how many seconds it has held, or waited."""
+    """Seconds for which it has held or waited."""
     place: str | None = None
     """The line of the user's code, as file:line."""
     trace_id: str | None = None
     reported_ago: float | None = None
-    """How many seconds ago its process last said what it holds and waits for."""
+    """Seconds since its process last said what it holds and waits for."""
     gone: bool = False
     """Whether its process has ended: known of processes on this host only."""
     said: Said | None = field(default=None, repr=False, compare=False)
@@ -78,8 +78,8 @@ class View:
     name: str
     key: str
     kind: str | None
-    """As the method of Interlock is called that makes it, such as "semaphore"; an rlock is a lock. "plain key": of
-    another library; "other data", "another version"; None: nothing."""
+    """The name of the method of Interlock that makes it, such as "semaphore"; an rlock is a lock. "plain key": of
+    another library; "other data"; "another version"; None: the server has nothing under this name."""
     state: str
     """free, held, handing over, quarantine; of a latch: counting, open, revoked; of a barrier: waiting, broken; else
     unknown."""
@@ -89,7 +89,7 @@ class View:
     waiters: list[Waiter] = field(default_factory=list[Waiter])
     """In order."""
     waiting: int = 0
-    """How many callers wait: those in the server's queue, and those that their processes let wait behind these."""
+    """How many callers wait: in the server's queue, and behind other callers of their processes."""
     processes: int = 0
     """In how many processes they wait."""
     departed: int | None = None
@@ -97,7 +97,7 @@ class View:
     fence: int | None = None
     """Of the newest grant."""
     quarantine: float | None = None
-    """Seconds for which nothing is granted, since a lease may have been lost that is alive."""
+    """Seconds for which the server grants nothing, since it may have lost a lease that is alive."""
     motion: str = ""
     """If callers wait: "moves" if it passes from holder to holder, "stuck" if it does not; "" if nobody can tell."""
     handovers: float | None = None
@@ -123,12 +123,12 @@ class View:
 
     @property
     def is_known(self) -> bool:
-        """Whether interlock can say who holds it."""
+        """Whether something uses the name of which interlock can say who holds it."""
         return self.kind not in {None, OTHER, NEWER}
 
     @property
     def is_busy(self) -> bool:
-        """Whether somebody who asks now has to wait: for a holder, a quarantine, or a latch."""
+        """Whether a caller that asks now has to wait: for a holder, for the end of a quarantine, or at a latch."""
         if self.state in {"held", HANDING_OVER} and self.limit is not None and self.used is not None:
             return self.used >= self.limit or self.waiting > 0
         return self.state in {"held", HANDING_OVER, "quarantine", "counting"}
