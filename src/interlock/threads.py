@@ -980,7 +980,7 @@ class Interlock(InterlockForThreads):
         `busy` says: "wait" (up to `timeout`), "raise" AcquireTimeout at once, or "skip": it returns Skipped, which is
         false. If `busy` is a function (asyncio: or an `async def`), the call returns what that makes of the Skipped;
         any other value of `busy` is what the call returns. In asyncio this decorates an `async def`. Raises
-        ConfigError, and so does a call that lacks an argument for the name.
+        ConfigError, and so does a call whose arguments make no name.
         """
         return self._synchronized(name, busy, **options)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LATE: Final = REPEAT_INTERVAL + 2 * REPORT_INTERVAL  # seconds without a report after which an entry no longer counts
 MIN_TOGETHER: Final = 0.2  # seconds for which all of a deadlock must have been true: a report may travel for so long
-MIN_WAIT: Final = 2 * REPORT_INTERVAL  # seconds: shorter waits are left out, since they may end by themselves
+MIN_WAIT: Final = 2 * REPORT_INTERVAL  # seconds: find() leaves out shorter waits, which may end by themselves
 WAY_OUT: Final = "Acquire them in the same order everywhere, or all at once: multi()"
 
 

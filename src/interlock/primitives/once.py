@@ -41,7 +41,7 @@ class RunLimits:
         self.ttl = min(self.at_most, RUN_TTL, max_ttl)
 
     def release_args(self, *, succeeded: bool) -> tuple[str, str]:
-        """Return the own arguments of a run's release: the ms after its start, and after its end, without another run."""
+        """Return the own arguments of a run's release: the ms after its start and after its end without another run."""
         return str(int(self.at_least * 1000)), str(int(self.keep * 1000) if succeeded else 0)
 
 
