@@ -643,7 +643,7 @@ class Once(OnceCore[Lease]):
         """Call `work(lease)` (asyncio: await it), unless another run goes on or keeps this one from starting.
 
         Returns Ran, with the value that `work` returned, or Skipped. Raises what `work` raises; LeaseLost if the lease
-        ended before `work` did: `at_most` was over, somebody revoked it, the Interlock was closed; Unavailable or
+        ended before `work` did: after `at_most`, by any other loss, or when the Interlock was closed; Unavailable or
         ConfigError.
         """
         return await self._run(work)
