@@ -13,7 +13,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
 
     one run
       simulation     isolate the process, run one seed, report
-      scenario       the course of a run: fault phase, quiet phase, drain
+      scenario       the course of a run: fault phase, quiet phase, drain;  parts: its parts, as protocols
       plan           the decisions of a run, and how to repeat only some of them
     time and chance
       scheduler      the heap of later events: virtual time
@@ -32,7 +32,8 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       subjects/      the synchronizers under test: the actions of workers, and the rules of that synchronizer
     faults
       profiles       which faults, how often, in which world
-      faults         the effect of each fault;  outages: servers that restart and fail over
+      faults         the effect of each fault;  strikes: when each strikes
+      outages        servers that restart and fail over;  outage_kinds: how long each part of that may last
       later          a later version of interlock that shares the server
     judgement
       invariants/    the rules that must hold at every instant, S1 to S14
@@ -43,7 +44,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
     exhaustive/      other searches: every order of events within bounds, without seeds
 
 Rules.
-(a) The simulator patches only time, chance (random numbers, tokens) and the current task of interlock's modules.
+(a) The simulator replaces only time, chance (random numbers, tokens) and what interlock's modules use of asyncio.
 (b) Workers use the public API.
 (c) A profile under which a rule can't hold relaxes the rule by name, never by luck.
 

@@ -69,8 +69,8 @@ class Client:
         self.session.core.process_id = name
         open_sessions.discard(self.session)  # keep it out of the sessions of the real process
         self.locks = SimInterlock(self.session)
-        # Every other client leaves its sections without waiting for the replies to its releases: but not where servers
-        # restart from snapshots, since that hides the one planted bug that nearly no seed finds.
+        # About half of the clients leave their sections without waiting for the replies to their releases. No client
+        # does so in a quorum, nor under "snapshot", where it would hide the one planted bug that nearly no seed finds.
         waits = len(self.servers) > 1 or run.profile.name == "snapshot"
         self.locks.confirm = waits or process.number % 2 == 0
         self.known_limits: dict[str, Any] = {}  # the limits of semaphores, as its workers know them
@@ -92,7 +92,7 @@ class Client:
         self.run.monitor.beliefs.note_push(self.process, payload)
 
     def start_foreign_code(self, beside: Task, lease: Any = None) -> None:
-        """Start code that the worker does not know of, as the profile has it: it takes a turn, or uses the lease."""
+        """Perhaps start code that the worker does not know of (`Profile.foreign`): it takes a turn, or uses `lease`."""
         run, number = self.run, self.run.world.chance.number
         if not run.profile.foreign or run.ending or self.session.core.requests.closed:
             return

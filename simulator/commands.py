@@ -67,7 +67,7 @@ class Keys(Protocol):
 
 
 def text(value: Any) -> bytes:
-    """Return an argument that Lua passes as the text that Redis makes of it."""
+    """Return the text that Redis makes of an argument from Lua. Raises ServerError if it is no string or number."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -3,8 +3,9 @@
 Rules.
 (a) A step runs a moment after its cause, as with threads and loops; chance decides which of several steps runs first.
 (b) A cancellation is an exception that is thrown into a parked coroutine, even if its reply has arrived already.
-(c) A *trap* springs at one of the three points of every await: `before_send`, before anything was sent; `park`, right
-    after; `wake`, when the awaited result has arrived and the coroutine has not run yet.
+(c) A *trap* springs at one of three points of an await: `before_send`, before anything was sent; `park`, right after;
+    `wake`, when the awaited result has arrived and the coroutine has not run yet. Or it springs at `handover`, when a
+    server hands its lock to a waiter: then the checks of the server call `pass_point`.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class Timer:
 
 
 class Trap(NamedTuple):
-    """A fault that strikes a task at the next await that has this point."""
+    """A fault that strikes when its task passes a point: `Task.traps` has the trap under the name of that point."""
 
     skips: int  # how many such points the task passes before
     messages_only: bool  # whether only awaits of messages count
@@ -131,7 +132,7 @@ class Task(Actor):
         self.parked: Future | None = None
         self.pending: BaseException | None = None
         self.cancels = 0  # requests to cancel this task, as asyncio counts these
-        self.traps: dict[str, Trap] = {}  # by point of the await
+        self.traps: dict[str, Trap] = {}  # by point
         self.sends = False  # whether its current await is that of a message
         self.ended = False
         self.attempts: list[bytes] = []  # tokens of the attempts of its current call

@@ -5,7 +5,7 @@ at that time. So no strike depends on another one, and a plan can leave out each
 
 A *scheduled* cancellation, pause, crash or close sets a trap. The trap springs at one of the next awaits of its victim:
 before the victim sends, when the victim has parked, when it is about to wake, or in the moment in which the server
-grants its request (see coroutines.py).
+hands it what it waits for (see coroutines.py).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WORD: Final = b"later=1"
 _KEY: Final = re.compile(rb"(record|waiters|shares|done)}?$")
 _FIELD: Final = b"later"
-_OWN: Final = {b"left", b"parties"}  # a field of the hash that is a latch or a barrier
+_OWN: Final = {b"left", b"parties"}  # fields that only the hash of a latch or of a barrier has
 
 
 def add(data: dict[bytes, Any]) -> None:

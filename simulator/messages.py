@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def several(args: Sequence[Any]) -> bool:
-    """Whether the call has several requests: lists in JSON, and no token begins with a bracket."""
+    """Whether the call has several requests: each is a list in JSON and begins with a bracket, and no token does."""
     return len(args) > 1 and args[1][:1] in {"[", b"["}
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 FOR_PEOPLE: Final = {"audit", "registry", "kind"}  # scripts that grant nothing: they get no planted bugs
 LATEST: Final = 10.0  # seconds of travel at most: longer than any timeout and any ttl here
-SOON: Final = 0.01  # seconds: a slower link makes what is due soon late
+SOON: Final = 0.01  # seconds: a message that travels longer is not soon there
 _KINDS: Final = {
     kind: number
     for number, kind in enumerate((
@@ -70,16 +70,16 @@ class Weather:
 
     @property
     def clean(self) -> bool:
-        """Whether every message arrives once and soon."""
+        """Whether every request and every reply arrives once and soon."""
         faults = self.slow or self.late or self.lost or self.unanswered or self.doubled or self.refused
         return not faults and self.trip <= SOON
 
 
 NO_FAULTS: Final = Weather()
-Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # sender, KEYS, ARGV, reply
+Executed = Callable[["Host", str, Sequence[bytes], Sequence[bytes], Any], None]  # host, sender, KEYS, ARGV, reply
 
 
-# The process that receives a reply, when it sent the message, ARGV, reply
+# By the world's time, when the message was sent; ARGV, reply
 Answered = Callable[[float, Sequence[bytes], Any], None]
 
 
@@ -110,7 +110,7 @@ class Network:
         self.executed: Executed = _ignore
         self.answered: Answered = _ignore_reply
         self.cut_off = False  # nothing gets through in either direction
-        self.one_way: dict[tuple[str, bool], float] = {}  # until when: requests of a client (True), or replies
+        self.one_way: dict[tuple[str, bool], float] = {}  # until when no request (True) or no reply of a client passes
         self._running = Journey(world.outside)  # the message whose script runs now
         self._lua = lua
         self._sent: dict[str, Script] = {}  # the script that is sent in place of another, by the SHA of the latter
@@ -224,7 +224,10 @@ class Network:
     # Connections
 
     def connect(self, process: Process, journey: Journey, then: Callable[[Host | None, Facts | None], None]) -> None:
-        """Open a connection: call `then` with the host that answers and its facts; (None, None) if it refused."""
+        """Open a connection: call `then` with the host that answers, and its facts.
+
+        A replica has no facts here. If no host accepts the connection, `then` gets (None, None).
+        """
 
         def arrived() -> None:
             host = self.group.route(process)
@@ -248,7 +251,7 @@ class Network:
             self.world.at(self.world.now + self.trip(journey), at_the_others)
 
     def reset_connection(self, link: Link, after: float) -> None:
-        """Reset the connection of a host that has ended, if the host's machine is up and so can send a reset."""
+        """Reset a connection whose host has ended or is cut off from the client, if a machine can send a reset."""
         if self.group.resets and not self.blocked(link.process, there=False):
             self.world.at(self.world.now + after, lambda: link.drop_all("it closed the connection"), link.process)
 

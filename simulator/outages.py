@@ -1,6 +1,6 @@
 """The outages of the serving process: it restarts, or another one takes over, with or without the last writes.
 
-Theory. The server loses all writes after an *image* of the keys: a snapshot, a disk that lags, a replica that lags.
+Theory. A lossy outage loses all writes after an *image* of the keys: a snapshot, a disk that lags, a replica that lags.
 The fault takes the image when it strikes. The process ends a little later, or in the moment of one of the next grants,
 which only the client of that grant then knows. A while after that the next process starts with the image.
 

@@ -1,7 +1,7 @@
 """What the parts of a run see of each other, as protocols.
 
-A run makes its clients, its faults and its outages, and a client makes its workers. Each part also uses the one that
-made it, which it can't import. What subjects see of a run is in `subjects.seen`; here stands what is seen besides.
+A run makes its clients, its faults and its outages, and a client makes its workers. Each part also uses its maker,
+whose module it can't import. What subjects see of a run is in `subjects.seen`; here is the rest.
 """
 
 from __future__ import annotations
@@ -85,5 +85,5 @@ class Client(seen.Client, Protocol):
         ...
 
     def start_foreign_code(self, beside: Task, lease: Any = None) -> None:
-        """Start code that the worker does not know of, as the profile has it: it takes a turn, or uses the lease."""
+        """Perhaps start code that the worker does not know of (`Profile.foreign`): it takes a turn, or uses `lease`."""
         ...

@@ -2,7 +2,7 @@
 
 Theory. A run consists of its *sections* (a worker acquires a lock, at a time of its process's clock) and its *faults*.
 Both have names that stay the same in a repetition: `c1/w0#5` is the fifth section of a worker,
-`request lost: c1/w0#5.2` the fault of the second message in that section, `strike 12` the twelfth fault from outside. A
+`request lost: c1/w0#5.2` the fault of the second message in that section, `cancel: strike 12` a fault from outside. A
 `Record` lists the decisions. When the seed runs again, only the decisions that a `Plan` names happen. No random number
 depends on the numbers of other actors (see chance.py), so the rest of the run stays the same, as far as possible.
 """

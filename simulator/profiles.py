@@ -136,8 +136,8 @@ SERVERS: Final = {
 }  # fmt: skip
 
 
-# Independent servers. While servers keep their records, their clocks may differ by 5 times the longest ttl; where a
-# server may forget its records, by less than a restarted server waits before it votes again.
+# Independent servers. While servers keep their records, each clock may be wrong by 5 times the longest ttl. Where a
+# server may forget its records, clocks differ by less than a restarted server waits before it votes again.
 def _quorum(name: str, rates: dict[str, float], *, weather: Weather = NO_FAULTS, keeps_records: bool = True) -> Profile:
     return Profile(
         name, weather, rates, max_ttl=_SHORT_TTL, fault_phase=2.5, idle=4.0, quiet_phase=0.5, clients=(2, 2, 3),
@@ -238,7 +238,7 @@ BY_NAME: Final = {
             clients=(2,),
             workers=(1, 1, 2),
         ),
-        # A machine stands still for long. A client must be idle even longer to be struck by that.
+        # A machine stands still for long. That strikes only a client that is idle even longer.
         replace(_servers("paused", {"primary paused": 0.5}), idle=5.0),
         # Servers that fail over again and again, and people who end the quarantines.
         _servers("ended by hand", {"force": 6.0, "failover": 1.5, "restart with old keys": 0.5}, weather=_ROUGH),
@@ -246,7 +246,7 @@ BY_NAME: Final = {
         _crowd("short and long", Weather(slow=0.1), {"pause": 1.0}),
         # A link as slow as the ttl allows: most of the time a request of each lease is under way.
         _crowd("slow link", Weather(trip=0.12), _CANCEL | {"revoke": 0.5}),
-        # The same while servers change, and while nearly every message may be lost.
+        # The same while servers change, and while any message may be lost.
         replace(
             _servers("short and long restarts", _CRASH | _OUTAGES, weather=Weather(slow=0.1)),
             usage="short and long",
@@ -264,8 +264,8 @@ BY_NAME: Final = {
         _crowd(
             "short and long in chaos", _ROUGH, _CANCEL | _PAUSE | _CRASH | _SERVER | {"revoke": 1.0, "cut off": 0.3}
         ),
-        # Releases for whose replies nobody waits, at a server that forgets them. Where none fails over, a `with` may
-        # leave so.
+        # Releases for whose replies nobody waits, at a server that forgets them. A `with` leaves so only where no
+        # server fails over.
         _servers(
             "left behind",
             _CANCEL
@@ -291,7 +291,7 @@ BY_NAME: Final = {
             rates=_CRASH | _MEMORY | {"revoke": 4.0, "break subscription": 1.0, "cut off": 0.3, "close": 0.3},
             workers=(1, 2),
         ),
-        # Revocations while the client is not subscribed, of leases that are renewed too seldom to notice.
+        # Revocations while the client is not subscribed, of leases whose renewals come too late to notice.
         Profile(
             "revoked in silence",
             rates={"revoke": 3.0, "break subscription": 2.0},

@@ -50,7 +50,7 @@ class World:
         self.at(self.now + actor.draw(STEP) * 2 * LATENCY, action, process)
 
     def run(self, until: float) -> None:
-        """Run all events before this time."""
+        """Run all events up to this time."""
         heap, pop, events = self._heap, heapq.heappop, self.events
         while heap and heap[0][0] <= until and not self.stopped:
             when, _, number, action, process = pop(heap)

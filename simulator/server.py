@@ -110,7 +110,7 @@ class Server:
         self.known_scripts: set[str] = set()
         self.data: dict[bytes, Any] = {}
         self.expires: dict[bytes, int] = {}
-        self.skew = 0.0  # seconds by which its clock was stepped
+        self.skew = 0.0  # seconds by which its clock is ahead of `now`
         self.full = False  # no memory is left
         self.refused_at = -1.0  # seconds: when it last refused a command for lack of memory
         self.scripts = 0
@@ -123,7 +123,7 @@ class Server:
     # Time
 
     def read_clock(self) -> int:
-        """Read the clock: its time in ms."""
+        """Read the clock. Returns its time in ms."""
         self.micros = CLOCK_START + round((self._now() + self.skew) * 1e6)
         self.now_ms = self.micros // 1000
         return self.now_ms

@@ -9,8 +9,8 @@ Rules.
 (a) A connection ends with its host's process.
 (b) An isolated primary still answers some clients, until it notices that it has no replicas. Then it refuses all
     writes, and in the end it replicates the new primary.
-(c) A primary whose machine stands still is replaced. When its machine goes on, it answers the delayed messages and all
-    clients that still have a connection, until it notices that it has no replicas.
+(c) A replica replaces a primary whose machine stands still. When that machine goes on, the old primary answers the
+    delayed messages and all clients that still have a connection, until it steps down and replicates the new primary.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})
-AGE: Final = 1e5  # seconds for which a replica is up when it is promoted
+AGE: Final = 1e5  # seconds for which the first primary is up when the world begins
 READONLY: Final = "READONLY You can't write against a read only replica."
 NOREPLICAS: Final = "NOREPLICAS Not enough good replicas to write."
 

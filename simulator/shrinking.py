@@ -109,7 +109,7 @@ def shrink(
 
 
 def smallest(items: Sequence[T], fails: Callable[[list[T]], bool]) -> list[T]:
-    """Return a part of the items that still fails, and of which each single item is necessary."""
+    """Return a part of the items that still fails: it leaves out halves, then quarters, and at last single items."""
     left = list(items)
     if left and fails([]):
         return []

@@ -93,7 +93,7 @@ class SimConnection:
             return pending
         calls = [_script_call(command) for command in commands]
         for name, _, keys, args in calls:
-            if name != "EVAL" or args[0] != "execute":  # a repetition after NOSCRIPT
+            if name != "EVAL" or args[0] != "execute":  # else it repeats an execute after NOSCRIPT
                 self.pool.on_send(keys, args[:-1])
         by_text = calls[0][0] == "EVAL"
         network.send(
@@ -152,7 +152,7 @@ class SimConnection:
         """See Connection."""
 
     def flush(self) -> None:
-        """See Connection. It is on its way."""
+        """See Connection. What was sent is on its way."""
 
     async def read_unread(self, pending: PendingReplies, until: float) -> None:
         """See Connection. The reply arrives by itself."""
@@ -200,7 +200,7 @@ class SimPool:
         return self.connection is not None
 
     def take(self) -> None:
-        """See ConnectionPool. There is none, so that each call passes the point `before_send`."""
+        """See ConnectionPool. Returns no connection, so that each call passes the point `before_send`."""
 
     async def checkout(self, until: float) -> SimConnection:
         """See ConnectionPool. Passes the point `before_send` first."""

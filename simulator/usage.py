@@ -1,4 +1,4 @@
-"""How a worker acquires, holds and releases a resource. All choices are drawn before, so no event changes them."""
+"""How a worker acquires, holds and releases a resource. The worker draws a use first, so no event changes it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _draw_short_or_long_usage(random: Random, resources: Sequence[Resource]) -> 
 
 
 def _draw_outlasting_usage(random: Random, resources: Sequence[Resource]) -> Usage:
-    """Draw a use that outlasts its ttl, or the quarantine of a restarted server."""
+    """Draw a use that may outlast its ttl, or the quarantine of a restarted server."""
     ttl = random.choice((0.5, 1.0, 2.0, 2.0))
     return Usage(
         resource=random.choice(resources),

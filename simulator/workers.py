@@ -65,7 +65,10 @@ class Worker:
         await self.client.server.runtime.sleep_until(until)
 
     async def take(self, acquire: Callable[[], Awaitable[T]], usage: Usage) -> T | None:
-        """Acquire a lease, or return None if the API raised an exception that it may raise. Passes ConfigError on."""
+        """Acquire a lease, or return None if the API raised an exception that it may raise.
+
+        Passes ConfigError on, unless the session is closed.
+        """
         lease = await self.call(acquire, usage.timeout, self._tokens)
         for grant in self.run.subject.grants(lease) if lease is not None else ():
             self.run.monitor.leases.note_lease(self.client.process, grant)
@@ -127,7 +130,7 @@ class Worker:
         # this heartbeat waits for the end of that round. In the end the undo takes its time.
         longest = HEARTBEAT_INTERVAL + HEARTBEAT_TIMEOUT + ANSWER_COUNTS_FOR + undo_graces * UNDO_GRACE + SLACK
         now, answered_at = self.client.process.world.now, max(server.pool.answered_at for server in self.client.servers)
-        lately_paused = now - self.client.process.paused_until < longest  # with the caller for which this one waits
+        lately_paused = now - self.client.process.paused_until < longest  # so was the caller for which this one waits
         if now - answered_at > longest and not lately_paused and not self._own_section():
             self.violated(4, f"{what} timed out, and no server has answered for {now - answered_at:.3f} s")
 

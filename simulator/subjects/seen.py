@@ -139,7 +139,10 @@ class Worker(User, Protocol):
         ...
 
     async def take(self, acquire: Callable[[], Awaitable[T]], usage: Usage) -> T | None:
-        """Acquire a lease, or return None if the API raised an exception that it may raise. Passes ConfigError on."""
+        """Acquire a lease, or return None if the API raised an exception that it may raise.
+
+        Passes ConfigError on, unless the session is closed.
+        """
         ...
 
     async def call(
