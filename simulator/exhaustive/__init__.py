@@ -9,7 +9,7 @@ There are two searches. The second one drives real processes, one server and its
     isolation  no real clock and no chance around the processes
     automaton  a process as numbered states, so that the real code runs once for each step
     fingerprint  when two processes are in one state
-    memory     the real Lua as a function, from the keys of a server and a message to both after
+    memory     the real Lua as a function, from the keys of a server and a message to the next keys and the reply
     orders     the breadth-first search
     telling    an event as text
     stories    the searches that the suite makes, with their bounds: of both
@@ -40,10 +40,10 @@ How the number of states stays small, without leaving out a story:
 - A lost message is a message that stays on its way for ever, so a loss needs no event. A lost reply is a reply that the
   client does not count when it decides.
 - A message that changes nothing, and whose reply does not count, may as well still be on its way.
-- A client's messages matter from their first arrival on. So the first message of a round arrives at once: the client
-  seems to have waited with its sending. It never counts its lease from an earlier time by that.
-- An attempt that has ended, and has nothing at a server any more, is forgotten there. So are all attempts once no
-  client can get a grant any more.
+- A client's messages matter from their first arrival on. So the first message of a round arrives at once, as if the
+  client had sent the round later. That never makes the client count its lease from an earlier time.
+- An attempt that has ended, and has nothing at a server any more, is forgotten there. A state in which no client can
+  get a grant any more has no next event.
 - Servers are alike but for their clocks, and clients are alike: states that differ only by their names are one state.
 - The effect of a message on a server is computed once (`Lua`), and so is each step of a column.
 

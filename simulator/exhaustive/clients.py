@@ -46,7 +46,7 @@ class Design:
     agreed: bool = True
     """Whether clients send the highest fence in a second round, unless a majority answered just that fence."""
     counted_from: str = "send"
-    """From when a client counts its lease: the first "send", the first round's "vote", the "majority" at the end."""
+    """From when a lease counts: the first "send"; "vote": that, without the time of round two; the "majority"."""
     forgets_replies: bool = True
     """Whether earlier replies stop counting when a client asks again."""
     releases_votes: bool = False

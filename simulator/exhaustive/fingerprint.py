@@ -3,8 +3,8 @@
 Theory. The walk begins at a few objects, and follows every reference: fields, containers, the local variables of
 coroutines and where each of them waits. An object that it meets again is a number, so that the same objects in other
 relations have another fingerprint. It passes over what never changes (a script, a resource, a class, the fields in
-`PASSED_OVER`). A field that a later version adds is in the fingerprint by itself. So the walk takes two states for one
-only by what no variable shows: the place of a loop within its list.
+`PASSED_OVER`). A field that a later version adds is in the fingerprint by itself. So two states with one fingerprint
+differ at most in what no variable shows: the place of a loop within its list.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keys of one server as numbered images, and the real Lua as a function from an image and a message to both after.
+"""The keys of one server as numbered images, and the real Lua as a function: image and message to image and reply.
 
 Theory. The search visits the same keys and the same message over and over, so the Lua runs once for each pair. An image
 is what a snapshot of the server has: its keys, their values, their ends. Keys whose time is over are not in it.

@@ -1,4 +1,4 @@
-"""One server of the quorum: the real lock.lua as a function, from a stored lock and a message to both after the script.
+"""One server of the quorum: the real lock.lua as a function, from a stored lock and a message to lock and reply.
 
 Theory. The search visits the same server in the same state over and over, so the Lua runs once for each pair of stored
 lock and message. For that there must be few different stored locks: times are relative to now, and data that changes no

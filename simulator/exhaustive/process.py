@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .wire import Request
 
 START: Final = 0.0  # by the clock of each process: the world begins
-HORIZON: Final = 12  # ticks for which a lease may be believed from now on
+HORIZON: Final = 12  # the tick beyond which `Belief.until` does not look
 ACQUIRES, LEAVES, RELEASES, EXTENDS, EXECUTES = "acquires", "leaves", "releases", "extends", "executes"
 IDLE, ASKS, HOLDS, BUSY = "idle", "asks", "holds", "is busy"
 

@@ -1,6 +1,7 @@
 """The searches: combinations of faults, with bounds that fit into seconds (`SUITE`) or into an hour (`FULL`).
 
-Those without a prefix search the quorum's protocol; `RESTARTS` and `COHORT` search orders of real processes.
+These two search the quorum's protocol. `RESTARTS` and `COHORT` search orders of real processes, and so do their
+`FULL_` forms.
 """
 
 from __future__ import annotations

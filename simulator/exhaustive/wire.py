@@ -136,10 +136,10 @@ class Connection:
         """See Connection."""
 
     def flush(self) -> None:
-        """See Connection. It is on its way."""
+        """See Connection. What was sent is on its way."""
 
     async def read_unread(self, pending: PendingReplies, until: float) -> None:
-        """See Connection. Nobody leaves without waiting here."""
+        """See Connection. Every release waits for its reply here."""
 
     def discard(self, error: BaseException) -> None:
         """See Connection. Its replies reach nobody: see `Pool.forget`."""

@@ -43,7 +43,7 @@ KEYS: Final = (LOCK, RECORD, QUEUE, WAITERS, GONE)
 PATIENCE: Final = 60  # ticks after which somebody who still waits would wait for ever
 END: Final = 30  # the tick at which nothing can be left
 TRIES: Final = 2  # with the first one a client may meet a server that was a replica: a quarantine begins then
-AFTERWARDS: Final = 4  # ticks beyond the longest ttl after which nothing may hold the lock
+AFTERWARDS: Final = 4  # ticks: longer than the longest ttl, so that nothing may hold the lock any more
 
 
 RESTARTS: Final[tuple[str, ...]] = ("restarts with all its data", "restarts without its last write", "restarts empty")
@@ -478,7 +478,7 @@ class World:
 
 
 class _Frozen:
-    """A reply, which is compared by the number of its content."""
+    """A reply or a push: two are equal if their contents have one number."""
 
     __slots__ = ("content", "value")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .seen import Attempt, Worker
 
-ALIVE_MS: Final = 3000  # after its last heartbeat a waiter is dead
+ALIVE_MS: Final = 3000  # so long after its last heartbeat a waiter is dead
 LONG_TIMEOUT: Final = 20.0  # seconds: at the end of a run too few parties are left, so each wait needs an end
 
 

@@ -1,4 +1,4 @@
-"""What a subject sees of the run that it is in, as protocols: everything here imports the subjects.
+"""What a subject sees of its run, as protocols: the modules behind these import the subjects.
 
 A turn sees the worker that plays the turn. The model of a resource sees the attempts.
 """

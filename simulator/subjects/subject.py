@@ -91,7 +91,7 @@ class ResourceModel:
         return False
 
     def waits_for_itself(self, _token: bytes, _alive: Iterable[bytes]) -> bool:
-        """Whether this attempt, if it stands in the queue, may wait there for one of these leases, which is its own."""
+        """Whether this attempt may wait in the queue for one of these leases, which belongs to its own client."""
         return False
 
     def exclusion_error(self, shares: Mapping[bytes, Share]) -> str | None:
