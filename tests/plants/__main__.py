@@ -40,7 +40,7 @@ docs/testing.md tells more. The results of all runs are kept in .plants.json.
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be said."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         "scripts/plants", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plant what is asked for. Returns the exit status."""
+    """Plant the bugs that the arguments choose, and let their nets search. Returns the exit status."""
     said, results = parser().parse_args(arguments), table.load()
     work = [
         (plant, net)

@@ -2,7 +2,7 @@
 
 `python -m plants.inside simulator PROFILE SUBJECT FIRST SECONDS` prints the first seed that breaks a rule, as JSON.
 `python -m plants.inside histories SECONDS CHECK,CHECK... OPTION...` runs histories until a check finds something.
-`python -m plants.inside tests|search OPTION...` is pytest, or the exhaustive search.
+`python -m plants.inside tests|search OPTION...` runs pytest, or the exhaustive search.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All planted bugs, each with the nets that must catch it.
 
-The first ones are the faults that were found in interlock, each planted again where it was; then those that a lock over
-Redis is known for. `Simulator`s and `Histories` say where they look, since no seed covers all.
+`FOUND` has the faults that interlock had, each planted again where it was; `KNOWN` has those that a lock over Redis is
+known for. `Simulator`s and `Histories` say where they look, since no seed covers all.
 """
 
 from __future__ import annotations
@@ -461,7 +461,7 @@ KNOWN: Final = (
             Walk(("model/test_cohort.py",)),
             Simulator("short and long"),
             Search("cohort"),
-            # Whoever gets it never believes in it, and yet its release says that all went well.
+            # The caller that gets the lease never believes in it, and yet its release says that all went well.
             Histories("single", (*PHASE_ALONE, "stopped-holder"), ("false release",)),
         ),
     ),

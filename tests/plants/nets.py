@@ -97,7 +97,7 @@ class Tests(Net):
     names: str = ""
     """An expression for -k."""
     hangs: bool = False
-    """Whether the plant keeps a test from ending, which counts as caught after a minute: such tests take seconds."""
+    """Whether the plant keeps a test from ending. It is caught after a minute: these tests take seconds."""
 
     def command(self, scratch: Path) -> list[str]:
         # Without the tests of planted bugs: those fail because the text has changed.
@@ -161,7 +161,7 @@ class Search(Net):
     group: str
     """What is searched: quorum, restarts or cohort."""
     only: str = ""
-    """What stands in the name of the search."""
+    """Text in the name of each search that runs."""
 
     def command(self, scratch: Path) -> list[str]:
         return [

@@ -55,7 +55,7 @@ class Plant:
         return texts
 
     def plant(self, directory: Path) -> Path:
-        """Make a copy of interlock with this bug below the directory; returns what PYTHONPATH must begin with."""
+        """Make a copy of interlock with this bug below the directory. Returns the start of PYTHONPATH."""
         source = directory / "src"
         shutil.copytree(SOURCE.parent, source, ignore=shutil.ignore_patterns("__pycache__"))
         for file, text in self.texts().items():

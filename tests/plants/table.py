@@ -21,12 +21,12 @@ Results = dict[str, dict[str, Any]]
 
 
 def load() -> Results:
-    """What was found so far, by plant and net."""
+    """Return what each net said last, by `key`."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
 def save(results: Results) -> None:
-    """Keep what was found."""
+    """Keep what the nets said."""
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
@@ -45,7 +45,7 @@ def markdown(results: Results) -> str:
 
 
 def key(plant: str, net: Any) -> str:
-    """What the results call one net of one plant."""
+    """Return the name that one net of one plant has in the results."""
     return f"{plant} / {net}"
 
 

@@ -34,7 +34,7 @@ The next seeds are kept in .soak.json; delete the file to begin anew.
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be said."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         "scripts/soak", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:7.0f} s  {text}", flush=True)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which ignores the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts its background commands with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     lanes, interrupted = Lanes(said.kept or Path(tempfile.mkdtemp(prefix="interlock-soak-")), say), False
     try:
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def groups(nets: Sequence[turns.Net], lanes: int) -> list[list[turns.Net]]:
-    """Which nets take turns in which lane: half of the lanes play histories, the other half simulates."""
+    """Return the nets that take turns in each lane: half of the lanes play histories, the other half simulates."""
     histories = [net for net in nets if net.title.startswith("histories")]
     others = [net for net in nets if net not in histories]
     if lanes == 1 or not histories or not others:

@@ -1,7 +1,7 @@
 """Runs the turns of all nets until the time is over, and sums up.
 
 Rules. (a) A turn that began runs to its end, but no longer than `LONGEST`. (b) A turn that fails stops nothing: its
-command, which repeats it, and its output are kept. (c) Half of the lanes play histories, and half simulate: a history
+output is kept, and the command that repeats it. (c) Half of the lanes play histories, and half simulate: a history
 waits most of the time, but its bounds of time want a processor.
 """
 

@@ -1,6 +1,6 @@
 """The commands of each net; each takes fresh seeds, and continues where the last soak ended.
 
-A turn is one command of a minute or two, so that the lanes stay busy to the end, and Ctrl-C loses little.
+A turn is one command of half a minute to two minutes, so that the lanes stay busy to the end, and Ctrl-C loses little.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Net:
     """The commands of the turns that failed."""
 
     def turn(self, state: dict[str, int], json_file: Path) -> list[str]:
-        """The command of the next turn. Its seeds are taken."""
+        """Return the command of the next turn, and move the next seed in `state` behind the seeds of that turn."""
         if not self.seeds:
             return self.command
         first = state.get(self.title, FIRST_SEED)
