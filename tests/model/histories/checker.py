@@ -8,16 +8,16 @@ an rlock's owner in several processes, a writer that goes on as a reader. At no 
 limit. A lock has weight and limit 1; a semaphore its permits and its limit; a reader 1 and a writer the whole limit.
 
 Writes. A section writes with its fence into a store beside (`store.py`), which refuses a lower fence than one that it
-has accepted. So the store refuses no current holder, and refuses each write of an earlier one after that.
+has accepted. So the store must refuse no current holder, and each write of an earlier holder after the current one's.
 
-Order. A later grant has a higher fence. Of two leases the later one is known by what was written: somebody asked for
-it after the other one had been received; or it passed on inside a process (the same token, a higher fence), which
-happened no earlier than the section before it began to end. And who has received the later of two grants that cannot
-be held together proves that the earlier lease was over: no `ensure()` of that may pass afterwards.
+Order. A later grant has a higher fence. The lines show which of two leases is the later one: a caller asked for it
+after the other one had been received; or it passed on inside a process (the same token, a higher fence), which happened
+no earlier than the section before it began to end. A process that has received the later of two grants that cannot be
+held together proves that the earlier lease was over: afterwards no `ensure()` of the earlier one may pass.
 
 Versions. Processes of an older version are judged for what all versions must keep together: exclusion, order, writes.
-How such a process reports losses, how long its calls take and which errors it raises is nobody's concern any more. If
-one hangs in the drain, nobody can tell whether those that hang beside it wait for what it holds.
+The checks pass over how such a process reports losses, how long its calls take and which errors it raises. If it hangs
+in the drain, nobody can tell whether the processes that hang beside it wait for what it holds.
 
 What is excused: the checker does not believe in a lease from the moment on at which somebody revoked it by force. In a
 history in which a server's clock was stepped, interlock promises no exclusion, but only the fences (D5). If such a step
@@ -335,7 +335,7 @@ def fences(history: History) -> Iterator[Violation]:
             if (other := first.setdefault(hold.fence, hold)) is not hold:
                 text = f"{name}: {hold.id} and {other.id} have one fence {hold.fence}"
                 yield Violation("fence", text, _story(hold, other))
-        # What somebody had before another one began was granted before.
+        # A lease that a caller had before another lease began was granted before that one.
         begun = _begun(history, name, holds)
         before, highest = list(grants.values()), None
         for lease, hold in sorted(grants.items(), key=lambda item: begun[item[0]]):
@@ -418,7 +418,7 @@ def _disturbed(
 
 
 def nested(history: History) -> Iterator[Violation]:
-    """Who enters an rlock once more has the same lease and fence; or the newer lease of another caller of its owner."""
+    """A caller that enters an rlock once more has the same lease and fence, or a newer lease of its owner."""
     for hold in history.judged():
         for line in hold.nested:
             if hold.group.startswith("owner") and line["fence"] > hold.fence:

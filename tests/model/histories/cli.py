@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MOST_LINES = 60  # of a violation
 TRIES = (
-    3  # after so many in vain it is the fault of the rig that a phase does not come about, and not of a busy machine
+    3  # a phase that comes about in none of so many has a broken rig, and not only a busy machine
 )
 
 ABOUT = """\
@@ -74,7 +74,7 @@ def _commits(text: str) -> tuple[str, ...]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What may be said."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(
         "scripts/histories", description=ABOUT, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -113,14 +113,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is asked for; the exit status."""
+    """Run the histories that the arguments choose. Returns the exit status."""
     said = parser().parse_args(arguments)
     first = int(time.time()) % 1_000_000 if said.seed is None else said.seed
     topologies = TOPOLOGIES if said.topology == "all" else (said.topology,)
     home = said.report or Path(tempfile.mkdtemp(prefix="interlock-histories-"))
     verdicts: list[Verdict] = []
     logging.getLogger("interlock").addHandler(logging.NullHandler())  # the controller's client warns of our own faults
-    for number in (signal.SIGINT, signal.SIGTERM):  # also in the background of a shell, which ignores the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell starts its background commands with SIGINT ignored
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     try:
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _turns(topologies: Sequence[str], first: int, histories: int, minutes: float | None) -> Iterator[tuple[str, int]]:
-    """Which histories there are: topology and seed."""
+    """Yield the topology and the seed of each history."""
     if minutes is None:
         yield from product(topologies, range(first, first + histories))
         return

@@ -1,7 +1,7 @@
 """The faults: each is a function with a name, which strikes, lasts as long as it lasts, and undoes what it must.
 
-A fault of `WORKERS` or `CLIENTS` strikes whenever it is its turn; of the others, which harm servers, only one is at
-work at a time: a promise that holds for one fault of servers need not hold for two.
+Of the faults of `SERVERS` (but "clock") only one is at work at a time: a promise that holds for one fault of servers
+need not hold for two. Each other fault strikes whenever it is its turn.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def migrate(run: Controller, random: Random) -> str:
 
 
 def member_killed(run: Controller, random: Random) -> str:
-    """SIGKILL of one server; it comes up again, empty. Not another one before its leases have run out."""
+    """SIGKILL of one server; it comes up again, empty. No other server is harmed before its leases have run out."""
     node = random.choice(run.rig.nodes)
     node.kill()
     seconds = random.choice((0.0, random.uniform(0.0, 0.5)))

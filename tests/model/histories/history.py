@@ -41,7 +41,7 @@ IMPORTED: Final = Path(interlock.__file__).parent  # the copy of interlock that 
 AT_ONCE: Final = 3  # faults
 FIRST_PHASE: Final = (0.3, 1.5)  # seconds after the start of the faults, at least and at most
 BETWEEN: Final = (1.0, 3.0)  # seconds of random faults between two phases
-REST: Final = (0.5, 2.0)  # after a fault of servers, the longest ttls for which no other one strikes
+REST: Final = (0.5, 2.0)  # in longest ttls: for so long after a fault of servers only others strike
 BEFORE_PHASE: Final = 30.0  # seconds that faults may take to end before a phase
 MEETING: Final = 5.0  # seconds in which each worker process has been granted something, if the servers are well
 CALM: Final = 0.5  # seconds in which workers go on after everything is healed
@@ -102,11 +102,11 @@ class Controller:
         self.over = threading.Event()  # no more faults
         self.ended = threading.Event()  # all of it
         self._lock = threading.Lock()
-        self._wanted = 0  # worker processes that are to be started by the main thread
+        self._wanted = 0  # worker processes that the main thread shall start
         self._number = 0
         self._orders = 0
         self._server_fault = threading.Lock()
-        self._rests_until = 0.0  # no fault of servers strikes before
+        self._rests_until = 0.0  # until then other faults strike in place of those of servers
         self.strikers: list[threading.Thread] = []  # the faults that strike now
         self._locks: Any = None
         self._ended_well: set[str] = set()  # the pids of workers that did
@@ -158,7 +158,7 @@ class Controller:
         return Verdict(self.settings, about, counts, check(history), self.spoiled, started)
 
     def _end(self) -> None:
-        """Nothing that was started here lives on."""
+        """End all that this history has started."""
         self.over.set()
         for striker in self.strikers:
             striker.join(ENDING)
@@ -176,7 +176,7 @@ class Controller:
             self.rig.stop()
 
     def _watch(self) -> None:
-        """Note when this machine gives nobody a processor: that is no fault of who is late then."""
+        """Note when this machine gives processes no processor: a process that is late then is not to blame."""
         lateness, looked, ticks = Lateness(), clock(), 0.0
         while not self.ended.is_set():
             since = clock()
@@ -224,7 +224,7 @@ class Controller:
             self.workers.append(Worker(name, process, version))
 
     def _version_of(self, number: int) -> str:
-        """What version the process with this number runs: of four in a row, of both modes, two may run an older one."""
+        """The version of the process with this number: of four in a row, one of each mode may run an older version."""
         older = self.settings.older or ()
         return older[number // 4 % len(older)] if older and number % 4 in {1, 2} else ""
 
@@ -264,7 +264,7 @@ class Controller:
         return (self.directory / f"{worker.name}.err").read_text(errors="replace")[-3000:].strip()
 
     def _look(self) -> None:
-        """Worker processes that ended by themselves, and those that are to be started."""
+        """Note worker processes that ended by themselves, and start others for these and for killed ones."""
         with self._lock:
             wanted, self._wanted = self._wanted, 0
             ended = [worker for worker in self.workers if worker.process.poll() is not None]
@@ -289,7 +289,7 @@ class Controller:
             return [worker for worker in self.workers if not worker.stopped and self._has_started(worker)]
 
     def order(self, worker: Worker, turn: Turn, *, workers: int = 1, seconds: float = 0.0) -> str:
-        """Let a process play this turn, too: what its new workers are called, but for their number behind a dot."""
+        """Let a process play this turn, too. Returns the name of its new workers, without their number behind a dot."""
         with self._lock:
             number, self._orders = self._orders, self._orders + 1
         assert worker.process.stdin is not None
@@ -352,7 +352,7 @@ class Controller:
             self.pen.write("paused", t=since, who=worker.name, until=clock() + 0.05)
 
     def sleep(self, seconds: float) -> None:
-        """Not beyond the end of the faults."""
+        """Sleep for so long, but not beyond the end of the faults."""
         self.over.wait(seconds)
 
     # The storm, and what comes after it
@@ -463,7 +463,7 @@ class Controller:
             time.sleep(0.02)
 
     def _bound(self) -> float:
-        """Seconds after which whoever waits has it, or an error."""
+        """Seconds after which each waiter has its lock, or an error."""
         return 2 * self.max_ttl + self.rig.grace + SLOW
 
     def _drain(self) -> None:
@@ -525,7 +525,7 @@ class Controller:
         return self._locks
 
     def resource(self, name: str, **options: Any) -> Any:
-        """What has this name."""
+        """The synchronizer of this name."""
         match self.settings.names[name]:
             case "lock":
                 return self.locks.lock(name, **options)
@@ -550,7 +550,7 @@ class Controller:
             self.pen.write("probe", name=name, took=clock() - began, error=error)
 
     def _probed(self, name: str, seconds: float) -> str:
-        """Acquire this name within so many seconds, and release it; or why that failed."""
+        """Acquire this name within so many seconds, and release it. Returns why that failed; "" if it did not."""
         try:
             if self.settings.names[name] == "once":
                 time.sleep(0.05)
@@ -574,7 +574,7 @@ class Controller:
             self.pen.write("left", key=key, about=about)
 
     def _look_for_kept(self) -> None:
-        """What is still held for processes that have ended as they should: they give back all they have."""
+        """Note what servers still hold for processes that have ended as they should: these give back all they have."""
         left = self._allow(SETTLING)
         kept = self._held_by_ended()
         while kept and left() > 0:

@@ -41,14 +41,14 @@ class Absent(Exception):
 def lost_grant(run: Controller, random: Random) -> str:
     """A lease of the longest ttl, which nobody renews, is lost by the servers just after its grant.
 
-    The replicas get no more writes, or the server's disk is set back; then the server is killed. Whoever comes next
-    must wait until that lease has run out. Mostly its holder stands still meanwhile, so that it does not learn of the
+    The replicas get no more writes, or the server's disk is set back; then the server is killed. The next holder must
+    wait until that lease has run out. Mostly the first one stands still meanwhile, so that it does not learn of the
     loss, and relies on its lease for as long as it may.
     """
     name, ttl = _name(run), run.settings.max_ttl
     assert ttl is not None
     holder, others = _parts(run, random)
-    # First of all no quarantine of an earlier fault is on: a replica that is cut off for long is promoted by nobody.
+    # First wait for the end of an earlier quarantine: meanwhile a replica would be cut off for too long to be promoted.
     _hold(run, holder, PLAIN.but(names=(name,)), GRANT + ttl + run.rig.grace)
     losing = {"single": _set_back, "quorum": _empty_majority}.get(run.settings.topology, _promote_lagging)
     with losing(run, random, name) as lose:
@@ -68,7 +68,7 @@ def lost_grant(run: Controller, random: Random) -> str:
 @contextmanager
 def _set_back(run: Controller, random: Random, _name: str) -> Iterator[Any]:
     """The one server comes back without what was written last, or empty."""
-    # To an earlier version a server with appendfsync always is one that loses nothing, even if its disk was set back.
+    # An earlier version believes that appendfsync always loses nothing, even if the disk of the server was set back.
     copied = random.random() < 0.25 and not run.settings.older
     if copied:
         run.rig.keep_copy()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def believes() -> None:
-    """The server is asked for a tenth of the ttl, and `ensure()` passes for all of it."""
+    """The client asks the server for a tenth of the ttl, and `ensure()` passes for all of it."""
     attempt = Core.attempt
 
     def tenth(self: Core, *args: Any, **kwargs: Any) -> Attempt:

@@ -73,7 +73,7 @@ class Line(Proxy):
         self._hold_back = seconds
 
     def slow_down(self, pid: int, seconds: float, *, verb: str, name: str) -> None:
-        """Let each reply to this process take up to so long, until `let_go()`; of those, `late` is about this verb."""
+        """Let each reply to this process take up to so long, until `let_go()`; `late` counts replies to this verb."""
         self._want(pid, verb, name)
         self._slow = seconds
 
@@ -87,7 +87,7 @@ class Line(Proxy):
         self._muted = _mark(pid)
 
     def let_go(self) -> None:
-        """End what was said before."""
+        """End what the methods above have begun."""
         with self.lock:
             self._wanted, self._hold_back, self._slow = None, 0.0, 0.0
             self._wanted_at.clear()
@@ -183,7 +183,7 @@ class Rig:
     """Servers of some topology."""
 
     helpers: Sequence[str] = ("queue", "waiters")  # the companions of a lock that a fault may delete
-    patience = 5.0  # seconds that a server may be away before a release says Unavailable
+    patience = 5.0  # seconds that a server may be away before a release raises Unavailable
     grace = 0.0  # seconds by which a quarantine may be longer than max_ttl
     lacks: Sequence[str] = ()  # faults that can't be had here
     stepped = False  # whether the clock of a server is stepped in this history
@@ -239,7 +239,7 @@ class Rig:
         return next(iter(self.primaries()))
 
     def heal(self) -> None:
-        """All servers run, and all agree."""
+        """Let all servers run, and wait until they agree."""
         for line in self.lines:
             line.hold = line.refuse = line.drop_replies = False
             line.let_go()
@@ -346,7 +346,7 @@ class Sharded(Rig):
         self.lacks = () if wired else ("partition",)
 
     def await_primary(self, old: Node, key: str, timeout: float) -> Node:
-        """As above."""
+        """See WithSentinels."""
         node: Node = self.group.wait_for_primary(key, old, timeout=timeout)
         return node
 

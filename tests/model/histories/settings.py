@@ -122,7 +122,7 @@ class Turn:
     side: str  # of an rwlock: read, write, downgrade
     owner: str
     cancel: float | None  # seconds after which its task is cancelled
-    deaf: bool  # does not look at what ensure() says until it hears of a loss
+    deaf: bool  # goes on after ensure() has raised LeaseLost, until it hears of the loss
     ignores: bool  # leaves as if nothing had happened after a loss
     turns: bool  # its body makes its own error of a CancelledError
     fails: bool  # its body raises
@@ -167,7 +167,7 @@ def draw(random: Random, settings: Settings, mode: str) -> Turn:
     weights = {"with": 4, "entered": 3, "released": 3, "handed": 1, "dropped": 0.01, "crossed": 0.15}
     style = random.choices(settings.styles, [weights[style] for style in settings.styles])[0]
     if kind == "once" or (style == "crossed" and kind not in {"lock", "election", "multi"}):
-        style = "with"  # which permit, or whose hold, would be meant in another thread or task nobody can tell
+        style = "with"  # in another thread or task nobody could tell which permit, or whose hold, ends
     names = {
         "lock": ("a", "b")[random.random() < 0.3], "rlock": ("a", "b")[random.random() < 0.3], "owner": "mine",
         "rwlock": "books", "semaphore": "pool", "election": "chief", "once": "job", "multi": "",

@@ -1,9 +1,9 @@
 """The data that the locks protect: a server of its own, which stores the highest fence for each name.
 
-Theory. No fault strikes this server. Each section writes into it with its own fence, some sections also after their
-lease is lost, as a holder does that was stopped after its last look at the lease. The guard of `interlock.fence`
-compares and stores in one step, so it must refuse a fence that is lower than one that it has accepted. Whoever still
-holds the lock must never be refused.
+Theory. No fault strikes this server. Sections that exclude all others write into it with their own fences, some also
+after their lease is lost, as a holder does that was stopped after its last look at the lease. The guard of
+`interlock.fence` compares and stores in one step, so it must refuse a fence that is lower than one that it has
+accepted. It must never refuse a current holder.
 
 The controller loads the guard of its own copy of interlock, and a worker only names it: so a worker that runs an older
 version uses the same guard.

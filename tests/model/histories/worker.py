@@ -136,7 +136,7 @@ class Worker:
             await self._play(draw(self.random, self.process.settings, self.mode.name))
 
     async def obey(self, order: Order) -> None:
-        """The turn of an order, once, or again and again for its time; the bodies last differently long."""
+        """Play the turn of an order once, or again and again for its time, each time with a body of another length."""
         until, once = clock() + order.seconds, order.seconds == 0
         while once or (clock() < until and not self.process.draining):
             turn = order.turn
@@ -186,7 +186,7 @@ class Run:
         self.locks = worker.process.locks
 
     async def play(self) -> None:
-        """The section, and how it ended. Nothing comes out of here."""
+        """Play the section, and write how it ended. Raises nothing."""
         turn = self.turn
         self.pen.write("begin", s=self.id, kind=turn.kind, style=turn.style, timeout=turn.timeout)
         outcome, text, before = "", "", self.mode.cancelling()
@@ -296,7 +296,7 @@ class Run:
 
     @contextlib.contextmanager
     def letting(self, holds: list[str]) -> Any:
-        """Around the `with` of a lease: what comes out of leaving it."""
+        """Write what comes out of leaving the `with` of a lease."""
         try:
             yield
         except BaseException as error:
@@ -376,7 +376,7 @@ class Run:
             raise error
 
     async def handed(self, lease: Any, holds: list[str], thing: Any) -> None:
-        """The rest of a section, in another thread or task: a section of its own for what is cancelled."""
+        """Play the rest of a section in another thread or task; the lines have it as a section of its own."""
         name = f"{self.id}/handed"
         self.pen.write("begin", s=name, kind=self.turn.kind, style="handed", timeout=None)
         outcome, text = "", ""
@@ -427,7 +427,7 @@ class Run:
         turn, random = self.turn, self.random
         until = clock() + min(LONGEST, turn.seconds) / level
         extends, goes_in, likely = turn.extends, level < turn.depth, 0.5  # to write: at the beginning, and later on
-        lost = lease.lost if turn.deaf else None  # asked for later, it would be made and set in one
+        lost = lease.lost if turn.deaf else None  # a later look would make the event and set it in one step
         while True:  # at least once: a section that begins in the drain proves something, too
             now = clock()
             try:
