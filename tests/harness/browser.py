@@ -20,7 +20,7 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
     "--force-device-scale-factor=1",
 )  # fmt: skip
-ENOUGH = 60.0  # seconds: of a busy machine
+ENOUGH = 60.0  # seconds that a busy machine may take
 
 
 def binaries() -> tuple[Path, Path]:
@@ -142,14 +142,14 @@ class Browser:
         self.driver.save_screenshot(str(path))
 
     def close(self) -> None:
-        """End it."""
+        """End Chromium, and delete its profile."""
         with contextlib.suppress(Exception):
             self.driver.quit()
         shutil.rmtree(self._home, ignore_errors=True)
 
 
 def main() -> int:
-    """Whether Chromium runs here: exit status 0, and its version."""
+    """Print the path of Chromium. Returns the exit status: 0 if Chromium runs here."""
     try:
         chromium, _ = binaries()
     except Missing as missing:

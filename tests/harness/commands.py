@@ -44,7 +44,7 @@ class Command:
         return self.process.poll() is None
 
     def says(self, pattern: str, within: float = 60.0, times: int = 1) -> list[str]:
-        """Wait until this pattern is in the output so often. Returns what was found."""
+        """Wait until this pattern is in the output so many times. Returns the matches."""
         found: list[str] = []
 
         def seen() -> bool:

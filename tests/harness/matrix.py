@@ -67,7 +67,7 @@ def cluster_rights(kind: str) -> str:
 
 
 def acl_user(node: Node) -> str:
-    """Make the user of docs/acl.md, with rights for the commands of execute() besides; its URL."""
+    """Make the user of docs/acl.md, with rights for the commands of execute() besides. Returns the user's URL."""
     _, *rules = least_rights().split()
     with redis.Redis.from_url(node.url) as client:
         client.execute_command(

@@ -39,7 +39,7 @@ def last_of_days() -> tuple[str, ...]:
 
 
 def unpacked_source(commit: str, directory: Path) -> Path:
-    """Unpack the packages of a commit, without building them: where they are. Raises LookupError without it."""
+    """Unpack the packages of a commit, without building them. Returns their place. Raises LookupError without it."""
     archive = _git("archive", commit, "src")
     if archive.returncode:
         raise LookupError(f"no history with {commit} here: {archive.stderr.decode().strip()}")
@@ -53,7 +53,7 @@ def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def unpacked_wheel(commit: str, directory: Path) -> Path:
-    """Build the wheel of a commit, and unpack it: where its packages are. Skips the test without that history."""
+    """Build the wheel of a commit, and unpack it. Returns the place of its packages. Skips the test without history."""
     tree = directory / "tree"
     archive = _git("archive", commit)
     if archive.returncode:

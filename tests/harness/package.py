@@ -51,7 +51,7 @@ def project(root: Path = ROOT) -> dict[str, Any]:
 
 
 def run(*command: object, **options: Any) -> str:
-    """Run a command; its output. Raises AssertionError with all that it printed, if it fails."""
+    """Run a command. Returns its output. Raises AssertionError with all that it printed, if it fails."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, **options)
     assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -269,7 +269,7 @@ def core_of_the_suite(environment: Environment, copy: Path, *options: str) -> No
 
 
 def built_and_checked(out: Path) -> Path:
-    """Build wheel and sdist, and check them; the wheel."""
+    """Build wheel and sdist, and check them. Returns the wheel."""
     wheel, sdist = build(ROOT, out / "dist", "wheel"), build(ROOT, out / "dist", "sdist")
     unpacked = unpacked_sdist(sdist, out / "sdist")
     wrong = [*wrong_contents(wheel), *wrong_metadata(wheel), *wrong_sdist(unpacked)]
@@ -288,7 +288,7 @@ def installed(wheel: Path, extra: str, python: pythons.Python, directory: Path, 
     """A clean environment with the wheel and one extra, or with "" alone, in which all that they promise works."""
     environment = Environment(directory, str(python.path))
     if python.version.endswith("t"):
-        environment.variables["PYTHON_GIL"] = "0"  # hiredis does not say that it needs no lock, and gets none
+        environment.variables["PYTHON_GIL"] = "0"  # hiredis does not declare that it works without the GIL
     try:
         environment.install(f"{wheel}[{extra}]" if extra else wheel)
     except AssertionError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-# Our end of the pipe closes however we end, SIGKILL included; then the server is stopped ("fast": sessions are ended).
+# Our end of the pipe closes however we end, SIGKILL included; then this stops the server ("fast": it ends sessions).
 WATCHER = '"$@" & cat >/dev/null; kill -INT $!; wait $!; rm -rf "$0"'
 UNPACKED = Path(__file__).parents[2] / ".venv" / "debian"  # where Debian's packages may be unpacked, not installed
 

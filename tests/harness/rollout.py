@@ -97,7 +97,7 @@ def read_log(path: Path) -> Outcome:
 
 
 class Fleet:
-    """The processes, which a crash replaces by others of their kind."""
+    """The processes: if one dies, another one of its kind takes its place."""
 
     def __init__(self, library: str, kinds: list[Kind], url: str, folder: Path, path: list[Path]) -> None:
         self._command = [sys.executable, str(PROGRAMS / "rollout_client.py"), library]
@@ -107,7 +107,7 @@ class Fleet:
             "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), *map(str, path)])
         }
         self._started = 0
-        self.killed: Counter[str] = Counter()  # by side, as in the next line
+        self.killed: Counter[str] = Counter()  # by side; so is `stopped`
         self.stopped: Counter[str] = Counter()
         self.running = [(kind, self._start(kind)) for kind in kinds]
 
@@ -156,7 +156,7 @@ class Fleet:
         return {line["pid"] for line in lines if line["event"] == "ready"}
 
     def deploy(self, i: int, kind: Kind, within: float) -> int:
-        """Let process `i` finish what it does, and start one of this kind in its place; the status of the first."""
+        """Let process `i` finish what it does, and start one of this kind in its place. Returns the status of `i`."""
         _, process = self.running[i]
         process.stdin.close()
         status = process.wait(within)
@@ -164,7 +164,7 @@ class Fleet:
         return status
 
     def end(self, within: float) -> list[int]:
-        """Let each caller finish what it does, and wait for the processes; the status of each."""
+        """Let each caller finish what it does, and wait for the processes. Returns the status of each."""
         for _, process in self.running:
             process.stdin.close()
         limit = time.monotonic() + within

@@ -1,6 +1,6 @@
 """A server and a runtime that do nothing: for tests of one part of the client, without I/O.
 
-Each method of `Server` stands here, and raises; so does each method of `Runtime` that does more than tell the time. A
+Each method of `Server` stands here, and raises; so does each method of `Runtime` that would run or end something. A
 test overrides the methods that its part calls. So the test shows what that part needs, and any other call fails.
 """
 
