@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MOST_LINES = 60  # of a violation
-TRIES = (
-    3  # a phase that comes about in none of so many has a broken rig, and not only a busy machine
-)
+TRIES = 3  # a phase that comes about in none of so many has a broken rig, and not only a busy machine
 
 ABOUT = """\
 Random histories on real servers. Worker processes (threads and asyncio) use locks at random while faults strike; each
