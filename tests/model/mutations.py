@@ -34,7 +34,7 @@ def counts_from_the_reply(monkeypatch, verb):
 
 
 def shares(seeds, size, full):
-    """The first seed of each share of so many; those of the rest, up to `full`, are run with --full only."""
+    """The first seed of each share of so many; those from `seeds` up to `full` run with --full only."""
     return [pytest.param(first, marks=() if first < seeds else pytest.mark.full) for first in range(0, full, size)]
 
 
@@ -49,7 +49,7 @@ def never(wanted, reports):
 
 
 def catch(rule, subject, profile, lua=str, first=0):
-    """The seed that catches it. The search takes long where few seeds do: it may begin at one that is known to."""
+    """The first seed from `first` on that catches the bug. Where few seeds do, `first` is one that is known to."""
     for seed in range(first, first + 200):
         if any(violation.rule == rule for violation in simulate(seed, profile, subject=subject, lua=lua).violations):
             return seed

@@ -18,7 +18,7 @@ from simulator import commands, server
 
 ROUNDED = 0.5  # ms by which the scripts round ends and now: less than a client's margin
 SOME = 32  # waiters or leases that one script call handles at most
-EPOCH = b""  # of a server that has always been itself, see quarantine.lua
+EPOCH = b""  # the stamp of a client that has no quarantine: see message.lua
 STEPS = float(os.environ.get("WALK", "1"))  # how much longer than usual each walk is
 SEED = os.environ.get("WALK_SEED", "")  # a word for other walks than usual
 
@@ -57,7 +57,7 @@ MORE = {b"HINCRBY": _hincrby, b"HSET": _hset, b"HMGET": _hmget, b"ZRANGEBYSCORE"
 
 
 def _counted(command):
-    """The command, which counts its calls that a real server copies to its replicas, even if they change nothing."""
+    """The same command: it counts the calls that a real server copies to its replicas, even if they change nothing."""
 
     def run(store, *args):
         reply = command(store, *args)
@@ -68,7 +68,7 @@ def _counted(command):
 
 
 def able(monkeypatch):
-    """A fixture: the simulator's server knows what the scripts need."""
+    """A fixture: the simulator's server has the commands of `MORE`, and counts the writes that replicas get."""
     for name in (b"SET", b"PEXPIRE"):
         monkeypatch.setitem(commands.COMMANDS, name, _counted(commands.COMMANDS[name]))
     for name, made in MORE.items():
@@ -94,7 +94,7 @@ class World:
         self.log = []
 
     def say(self, verb, *args, keys=None, script=None):
-        """Send it, and see that no rule is broken. Returns the reply, or a ServerError."""
+        """Send this message. Fails if a rule is broken. Returns the reply, or a ServerError."""
         args = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
         self.server.read_clock()
         before = self.see()
@@ -146,7 +146,7 @@ class World:
         return {key: dict(value) if isinstance(value, dict) else value for key, value in self.server.data.items()}
 
     def blind(self):
-        """From here on keys vanish, so no rule holds step by step any more."""
+        """Judge no further message: from here on keys vanish, so the rules do not hold step by step. Returns itself."""
         self.judge = lambda *_: None
         return self
 
@@ -185,9 +185,9 @@ class Walk:
             self.world.say(verb, *args, **where)
 
     def possible(self, verb, args):
-        """Whether a copy of this message may be on its way: only one in doubt has such."""
+        """Whether a copy of this message may be on its way: only a message in doubt has copies."""
         return True
 
     def pass_time(self, *seconds):
-        """One of these, or none."""
+        """Let one of these times pass, in seconds."""
         self.world.clock = round(self.world.clock + self.random.choice(seconds), 3)

@@ -1,7 +1,7 @@
 """The local queue of a cohort, searched exhaustively: three callers, every order of what may happen to them.
 
-`Cohorts` runs as it is, over a clock that the search moves and a renewal that allows every pass. The server is a
-counter of fences. Only an event wakes a caller: so the search finds a wake-up that nobody gives.
+`Cohorts` runs as it is, over a clock that the search moves and a book that allows every pass. The server is a counter
+of fences. Only an event wakes a caller: so the search finds a wake-up that nobody gives.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def test_every_order_of_three_callers_keeps_the_rules():
 
 @rule(2)
 def test_a_lease_that_ends_while_it_begins_leaves_nobody_without_a_cohort():
-    """The driver stands still between the two lines of `begin`, and its lease ends meanwhile."""
+    """The driver stands still between the last two lines of `begin`, and its lease ends meanwhile."""
     play = played([("comes", 0), ("comes", 1)])
     cohort = play.cohort
     driver = cohort.driver

@@ -569,7 +569,7 @@ BEHIND_LINES = Settings(phases=("late-reply",), tls=False, seed=3, max_ttl=1.0)
 
 
 def by_another_way(node):
-    """The clients of this server that came neither through its unix socket, as lines and the tests do, nor are its own
+    """The clients of this server, without those of its unix socket (lines and the tests use that) and without its own
     link to a primary."""
     clients = [dict(field.split("=", 1) for field in line.split()) for line in ask(node, "CLIENT", "LIST").splitlines()]
     return [client["addr"] for client in clients if not {*"UM"} & {*client["flags"]}]

@@ -496,7 +496,7 @@ def test_many_who_were_let_in_and_not_heard_of_do_not_make_the_others_spin():
 
 
 def test_a_crowd_of_readers_enters_with_a_few_commands_for_each():
-    """Each confirmation looked one by one at the 31 readers that were granted and had not confirmed yet."""
+    """Once, each confirmation looked one by one at the 31 readers that were granted and had not confirmed yet."""
     world, crowd = World("rwlock", ALL_PERMITS).blind(), [f"r{i}" for i in range(200)]
     world.acquire("w", ALL_PERMITS)
     for reader in crowd:

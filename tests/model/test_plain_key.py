@@ -98,7 +98,7 @@ class Twins(walk.World):
         return self.server.ordered(QUEUE)
 
     def turn(self, queue, asks=b""):
-        """The oldest waiter that is alive and reachable, else the oldest that is alive. The reply reaches who asks."""
+        """The oldest waiter that is alive and reachable, else the oldest that is alive. The reply reaches `asks`."""
         alive = [each for each in queue if self.alive.get(each, 0) > self.now]
         heard = [
             each
@@ -249,7 +249,7 @@ class Walk(walk.Walk):
                     self.ask(each)
 
     def possible(self, verb, args):
-        """A copy of what was answered is late only if its sender was in doubt, and then left a tombstone."""
+        """No acquire comes late: only a sender in doubt has late copies, and then it leaves a tombstone."""
         return verb == "heartbeat" or (verb == "release" and args[3] != "any")
 
 

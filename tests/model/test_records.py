@@ -40,7 +40,7 @@ WALKS = {
     "rwlock": lambda: test_permits.Walk(7, "rwlock", ALL_PERMITS),
 }
 every_walk = pytest.mark.parametrize("script", WALKS)
-ASKS = {b"acquire", b"watch", b"limit", b"count", b"reset"}  # what a name in use as something else is refused
+ASKS = {b"acquire", b"watch", b"limit", b"count", b"reset"}  # what a name in use as something else refuses
 GRANTED = 1
 
 

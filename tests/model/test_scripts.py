@@ -4,7 +4,7 @@ Each has a model of its rules beside it, which says what the reply to a message 
 each walk: what hostile minds suspected. $WALK multiplies the length of the walks, and $WALK_SEED makes other walks.
 """
 
-# ruff: noqa: PLR0911 (every judge of a message is told the same, and says what comes of it as the rules do)
+# ruff: noqa: PLR0911 (each `expect_...` of a model returns where a rule decides)
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Queued(walk.World):
         return self.server.expires[key] - self.server.now_ms if key in self.server.expires else -2
 
     def pushed(self, since=0):
-        """Who was told, by token."""
+        """The tokens to which pushes went, in order."""
         return [payload.removeprefix(b"granted ") for _, payload in self.pushes[since:]]
 
 
@@ -320,7 +320,7 @@ class LatchWalk(walk.Walk):
                             self.ask(person)
 
     def settle(self):
-        """Once it is open, all who live are let through by what they say each second, whatever was lost."""
+        """Open the latch: whatever was lost, the heartbeat of each second lets all through who live."""
         self.world.server.full = False
         if self.people:
             self.number += 1
@@ -717,7 +717,7 @@ class BarrierWalk(walk.Walk):
                 self.ask(self.people[-1], parties=self.parties + 1)
 
     def settle(self):
-        """Whatever was lost, each hears what became of it by what it says each second."""
+        """Whatever was lost, its heartbeat of each second tells each party what became of it."""
         self.world.server.full = False
         self.heartbeat(list(self.people))
         left = list(self.people)
@@ -827,7 +827,7 @@ def test_a_late_copy_of_a_revocation_does_not_break_the_next_generation():
 
 
 def test_out_of_memory_those_who_wait_go_on():
-    """Who can't ask again would give up, and break it for all."""
+    """A party that can't ask again would give up, and break the barrier for all."""
     world = BarrierWorld()
     generation = together(world, 49, parties=50)
     world.server.full = True
@@ -1497,7 +1497,7 @@ def test_the_head_that_asks_itself_is_not_passed_over_as_unreachable(script, sub
 
 @pytest.mark.runs_on("each server", full="every combination")
 def test_out_of_memory_who_waits_at_a_latch_or_a_barrier_goes_on(clean):
-    """What the server has no memory for is refused, and leaves nothing; who is there already needs none."""
+    """The server refuses what it has no memory for, and keeps nothing of it. A waiter that is there needs no memory."""
 
     def say(script, count, *args):
         keys = [KEY, RECORD, QUEUE, WAITERS, GONES, PRESENT][:count]

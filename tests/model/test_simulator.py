@@ -178,7 +178,7 @@ def test_a_script_that_knows_all_that_is_stored_is_caught(subject, planted):
 
 
 def forgotten_before_its_fence(source):
-    """The quarantine is ended by hand while the clock is behind the fence. Minutes are seconds here."""
+    """A person ends the quarantine while the clock is behind the fence. A record lasts 0.3 s in place of 5 minutes."""
     by_hand = replaced(
         "    write_record('-', '-', (split_free_text(tail)), 0)\n",
         "    write_record('-', '-', '')\n    call('PEXPIRE', RECORD, RECORD_TTL_MS)\n",
@@ -319,7 +319,7 @@ def test_what_is_left_out_does_not_change_the_rest():
     assert len(whole.faults) > 20
     assert without.faults == []
     texts = {section.name: section.text for section in whole.sections}
-    assert len(without.sections) > len(texts) / 2  # who is not cancelled holds on, and has no time for some
+    assert len(without.sections) > len(texts) / 2  # uncancelled workers hold for longer, and have fewer sections
     assert all(texts[section.name] == section.text for section in without.sections)
 
 
@@ -327,7 +327,7 @@ def test_what_is_left_out_does_not_change_the_rest():
 
 
 def catch(rule, *, profiles, lua=str, subject="lock", first=0):
-    """The seed that catches it, of those that the suite has for this subject and these profiles. See planted.catch."""
+    """The seed that catches the bug, of the suite's for this subject and these profiles. See `mutations.catch`."""
     assert set(profiles) <= set(PROFILES)
     for seed in [*range(first, ALL_SEEDS), *range(first)]:
         if subject_of(seed) == subject and profile_of(seed).name in profiles:
@@ -521,7 +521,7 @@ IN_PERMITS = {
 
 
 def in_multi(old, new):
-    """Its locks are also taken one by one, with their own script."""
+    """A change of multi.lua alone: workers also take its locks one by one, with the locks' own script."""
     return lambda source: replaced(old, new)(source) if "cjson" in source else source
 
 
@@ -767,7 +767,7 @@ def shrinks(seed, rule, lua=str):
     assert len(after.faults) <= 5, shrunk.story
     assert len(after.sections) <= 12, shrunk.story
     assert len(after.faults) + len(after.sections) <= (len(before.faults) + len(before.sections)) / 4
-    assert len(after.lines) < len(before.lines) / 2  # who waits in vain goes on asking
+    assert len(after.lines) < len(before.lines) / 2  # a waiter in vain goes on asking
     plan = Plan(tuple(after.sections), frozenset(fault.name for fault in after.faults), rule)
     assert simulate(seed, lua=lua, plan=plan).fingerprint == after.fingerprint
 
@@ -927,7 +927,7 @@ if __name__ == "__main__":
 # The small Redis
 
 
-NO_LEASES = ("renew", "execute", "revoke")  # who waits there is not revoked by its token
+NO_LEASES = ("renew", "execute", "revoke")  # no holder there: nobody revokes a waiter by its token
 
 
 def of_locks(dice):
@@ -944,7 +944,7 @@ def of_locks_only(dice):
 
 
 def of_fences(dice):
-    """One on which a quorum has agreed."""
+    """A fence on which a quorum has agreed."""
     return "fence", f"t{dice.randrange(6)}", dice.choice((1, 1_700_000_060_000_000))
 
 

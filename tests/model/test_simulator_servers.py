@@ -211,7 +211,7 @@ def test_a_lost_lease_makes_a_short_story():
 
 
 def test_a_proof_is_of_the_server_that_was_asked_for():
-    """One that came meanwhile may have lost something, for all that is known of the one before."""
+    """The answers of a server that came meanwhile prove nothing."""
     place = server_group.ServerGroup(World(0))
     process, before = Process(place.world, "c0"), place.primary
     epoch = ServerHistory(60.0).identify(before.facts(), sim_pool.ADDRESS)
@@ -221,7 +221,7 @@ def test_a_proof_is_of_the_server_that_was_asked_for():
 
 
 def test_what_is_waited_for_is_not_forgotten_with_the_next_change():
-    """A failover that lost something, then a handover that lost nothing: leases of before the first may still last."""
+    """A failover that lost something, then one that lost nothing: leases of before the first may still last."""
     place, memory = server_group.ServerGroup(World(0)), ServerHistory(60.0)
     first = memory.identify(place.primary.facts(), sim_pool.ADDRESS)
     evidence = [memory.identify(place.new_host().facts(), sim_pool.ADDRESS).previous for _ in range(2)]
