@@ -3,7 +3,7 @@
 Theory. A *claim* is one token of a process, from its first request until the server has surely forgotten it; most
 faults of the protocol lie in one event that meets a claim in one state. So each event notes the states of all claims
 that it may concern: those of one process, or those of all processes if it is an event of a server. A batch adds up the
-pairs, and prints those that no run had. A pair that can't happen is declared in `IMPOSSIBLE`, with the reason.
+pairs, and prints those that no run had. `IMPOSSIBLE` declares the pairs that can't happen, with the reasons.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ class Network:
     # Requests
 
     def script(self, script: Script) -> Script:
-        """Return the script to send: one with a planted bug, if there is such."""
+        """Return the script to send: with the planted bug, if there is one."""
         if script.sha not in self._sent:
             source = script.source if script.name in FOR_PEOPLE else self._lua(script.source)
             sha = hashlib.sha1(source.encode()).hexdigest()  # noqa: S324 (Redis names them so)

@@ -39,7 +39,7 @@ def tell(world: World, event: Event, before: State, after: State) -> list[str]:
 
 
 def _stops(world: World, before: State, after: State) -> list[str]:
-    """Return who did not run although a timer was due."""
+    """Return a line for each process that stands still from now on, although a timer of it is due."""
     stopped = zip(world.names, before.stopped, after.stopped, strict=True)
     return [f"  ({name} is stopped)" for name, was, is_now in stopped if is_now and not was]
 
@@ -54,7 +54,7 @@ def _arrival(world: World, event: Event, name: str) -> list[str]:
 
 
 def _news(world: World, before: State, after: State) -> list[str]:
-    """Return what threads believe now, and did not before."""
+    """Return a line for each new belief of a thread, and for each belief that lasts longer than before."""
     lines = list[str]()
     for who in range(len(world.names)):
         had = {each.thread: each for each in world.view(before, who).beliefs}

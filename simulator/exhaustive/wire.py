@@ -1,4 +1,4 @@
-"""The connections of one process: what it sends becomes a request for the search, which decides what becomes of it.
+"""The connections of one process: each message becomes a request, and the search decides when that arrives, or never.
 
 Theory. Each coroutine waits for one reply at a time, so its name also names the request (`handle`). A connection is
 open at once, with the handshake of the server that is there at that moment; it ends with that server's process. The
@@ -56,7 +56,7 @@ class Host(NamedTuple):
         return self.facts(self.began).identity.encode()
 
     def facts(self, now: int) -> Facts:
-        """Return what it says in a handshake, read as the client reads it."""
+        """Return the facts of its handshake, as the client reads them."""
         server = f"run_id:{f'process{self.number}':0<40}\r\nuptime_in_seconds:{now - self.began}\r\n"
         replication = f"connected_slaves:0\r\nmaster_replid:{f'history{self.number}':0<40}\r\n"
         past = f"rdb_last_load_keys_loaded:{self.loaded}\r\nrdb_last_load_keys_expired:0\r\n"

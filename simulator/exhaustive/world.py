@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 REQUEST, REPLY, PUSH = range(3)
 KEYS: Final = (LOCK, RECORD, QUEUE, WAITERS, GONE)
-PATIENCE: Final = 60  # ticks after which somebody who still waits would wait for ever
+PATIENCE: Final = 60  # ticks: a caller that still waits then waits for ever
 END: Final = 30  # the tick at which nothing can be left
 TRIES: Final = 2  # with the first one a client may meet a server that was a replica: a quarantine begins then
 AFTERWARDS: Final = 4  # ticks: longer than the longest ttl, so that nothing may hold the lock any more
@@ -305,7 +305,7 @@ class World:
         return event, after, broken or self._broken(after)
 
     def _run(self, state: State, image: int, call: Call) -> tuple[int, Any, list[Message]]:
-        """Run one script call. Returns the image after it, the reply, and the pushes to those who are subscribed."""
+        """Run one script call. Returns the image after it, the reply, and the pushes to subscribed processes."""
         subscribed = {
             name.encode(): who
             for who, name in enumerate(self.names)

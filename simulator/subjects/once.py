@@ -65,7 +65,7 @@ class OnceModel(LockModel):
             revoked = before[token].revoked  # a revoked run counts as a run, but not as a success
             if not (reply[0] or revoked):
                 return None
-            # Whoever ends a quarantine by hand moves the fence ahead of the clock. Then the server counts from now.
+            # The end of a quarantine by hand moves the fence ahead of the clock. Then the server counts from now.
             started = min(began / 1000, now)
             self._next_run_at = max(self._next_run_at, started + at_least, 0 if revoked else now + keep)
         return None

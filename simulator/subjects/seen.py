@@ -91,7 +91,7 @@ class Run(Protocol):
 
 
 class User(Protocol):
-    """Who calls the API of one process: a client, or one of its workers."""
+    """A user of the API in one process: a client, or one of its workers."""
 
     @property
     def session(self) -> Session: ...
