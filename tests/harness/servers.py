@@ -99,7 +99,7 @@ class Node(BreakableServer):
     that does not bring its own malloc).
 
     `door`, set before the start, is a port that leads to the server: of a proxy, or of a bus. The server announces it
-    in place of its own, so the other servers, the sentinels, and whoever learns of it from them come through there.
+    in place of its own, so the other servers, the sentinels, and clients that ask one of these come through there.
     """
 
     door = 0

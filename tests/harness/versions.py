@@ -150,7 +150,10 @@ def page(rows: list[Row]) -> str:
 
 
 def wanted_rows(pythons: Iterable[str], rows: Sequence[Row]) -> Iterator[tuple[str, str]]:
-    """The newest clients first, then the oldest. One old one beside a new one: here, and where both can't be had."""
+    """Yield each Python with its clients: the newest ones, then the oldest, then one old one beside a new one.
+
+    The last under the Python of .venv only, and under Pythons that have no row with both old ones.
+    """
     yield from ((python, NEWEST) for python in pythons)
     yield from ((python, BOTH) for python in pythons)
     for python in pythons:

@@ -159,7 +159,7 @@ class Search(Net):
 
     title = "exhaustive search"
     group: str
-    """What is searched: quorum, restarts or cohort."""
+    """The searches that run: quorum, restarts or cohort."""
     only: str = ""
     """Text in the name of each search that runs."""
 

@@ -62,13 +62,13 @@ class Net:
 
 
 def once() -> Iterator[Net]:
-    """What runs once."""
+    """The nets that run once."""
     yield Net("scripts/test --full", ["scripts/test", "--full"])
     yield Net("scripts/plants", ["scripts/plants"])
 
 
 def endless() -> Iterator[Net]:
-    """What goes on with fresh seeds until the time is over."""
+    """The nets that go on with fresh seeds until the time is over."""
     simulate = [sys.executable, "-m", "simulator", "--jobs", "1"]
     by_name = [name for name in ALL if not any(name in profiles for profiles in WORLDS.values())]
     nets = [Net(f"simulator, world {world}", [*simulate, "--world", world], SEEDS) for world in WORLDS]
