@@ -1,4 +1,4 @@
-"""What the walks over scripts share: a server in memory with one name in it, its clock, and what is said there.
+"""What the walks over scripts share: a server in memory with one name in it, its clock, and the messages to it.
 
 Theory. The messages are those of a script's header; the server is the simulator's, under a clock that the walk moves. A
 `World` says a message and then judges it from outside: by the reply, and by what is in the keys. A `Walk` is made of

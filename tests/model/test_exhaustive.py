@@ -149,7 +149,7 @@ def test_a_node_is_the_real_lua():
 
 
 def test_names_do_not_matter():
-    """States that differ by the names of clients and servers only are one, and what can follow is the same."""
+    """States that differ only by the names of clients and servers are one, and have the same next states."""
     world = World(Bounds(), Design())
     one = world.first_state()
     for what in ("A asks", "Y A1", "Z A1", "A holds"):

@@ -113,7 +113,7 @@ class World(walk.World):
         return {token: share for token, share in self.holders().items() if share.ends > now}
 
     def queue(self):
-        """Who waits, in order."""
+        """The waiters, in order."""
         self.server.read_clock()
         waiters, now, found = self.look(WAITERS) or {}, self.now, {}
         for token in self.server.ordered(QUEUE):
@@ -145,7 +145,7 @@ class World(walk.World):
             self.bound_is_kept(token, args[5], reply, queue, left)
         if not failed:
             getattr(self, "after_" + verb, lambda *_: None)(token, args, reply, before, after, now)
-        # Else the next message sees to it: one that can't be woken had its turn because it asked.
+        # Else the next message makes the progress: a waiter that no push wakes had its turn because it asked.
         heard = not queue.get(token, DEAD).mute and not left.get(token, DEAD).mute
         if not failed and not self.server.full and heard and self.settled(verb, reply):
             newcomer = token if verb == "acquire" and reply[0] == QUEUED and not queue.get(token, DEAD).live else None
@@ -679,7 +679,7 @@ def test_shares_that_were_evicted_end_their_leases():
 
 @pytest.mark.parametrize("key", [QUEUE, WAITERS])
 def test_waiters_that_were_evicted_ask_again(key):
-    """A heartbeat that finds no record of what somebody wants must not leave one that nobody can read."""
+    """A heartbeat that finds no entry of its waiter must not leave an entry that no script can read."""
     world = World(limit=2)
     world.acquire("a", 2)
     world.acquire("b")

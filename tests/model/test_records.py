@@ -132,7 +132,7 @@ def test_a_record_of_another_version_is_refused_and_left_as_it_is(script):
     refused = 0
 
     def had(data, keys):
-        """Who has something."""
+        """The holders in each of these keys."""
         kinds = {key: type(data[key]) for key in keys if key in data}
         return {key: {*data[key]} if kind is ZSet else {data[key]} for key, kind in kinds.items() if kind is not Hash}
 

@@ -49,7 +49,7 @@ class Queued(walk.World):
         return {key: value for key, value in self.image().items() if key != GONES}
 
     def waiting(self):
-        """Who stands in the queue, in order."""
+        """The tokens in the queue, in order."""
         self.server.read_clock()
         return self.server.ordered(QUEUE)
 
@@ -118,7 +118,7 @@ class LatchWorld(Queued):
             self.model = Count(generation, int(count), int(keep), 0, int(count))
 
     def alive(self):
-        """Who waits and has said so lately, in order."""
+        """The waiters that live, in order."""
         waiters = self.look(FIVE[3]) or {}
         return [each for each in self.waiting() if float(waiters.get(each, b"0").split(b" ")[0]) > self.now]
 
@@ -227,7 +227,7 @@ class LatchWorld(Queued):
 
 
 class Person:
-    """One who waits, as our client does."""
+    """A waiter that behaves as our client does."""
 
     def __init__(self, token, channel, rnd):
         self.token = token
@@ -320,7 +320,7 @@ class LatchWalk(walk.Walk):
                             self.ask(person)
 
     def settle(self):
-        """Open the latch: whatever was lost, the heartbeat of each second lets all through who live."""
+        """Open the latch: whatever was lost, the heartbeat of each second lets through all that live."""
         self.world.server.full = False
         if self.people:
             self.number += 1
@@ -369,7 +369,7 @@ def test_more_dead_waiters_than_one_step_wakes_keep_nobody():
 
 
 def test_an_open_latch_is_kept_as_long_as_anybody_comes():
-    """Who polls it, or comes to it when it is open, must not find another one that is shut."""
+    """A caller that polls the latch, or comes when it is open, must not find another one that is shut."""
     world = LatchWorld()
     world.count("op", count=2, keep=10_000)
     for _ in range(5):
@@ -472,7 +472,7 @@ class BarrierWorld(Queued):
         self.breaks += 1
 
     def check(self):
-        """One that is not heard of any more breaks it."""
+        """A party without heartbeats breaks the barrier."""
         model = self.model
         if model and not model.why and any(self.heard[token] + ALIVE_MS <= self.now for token in model.waiting):
             self.break_it(b"?")
@@ -868,12 +868,12 @@ class ElectionWorld(Queued):
         return dict(self.look(WATCHERS) or {}), len(self.pushes), self.waiting(), self.live()
 
     def live(self):
-        """Who stands in the queue, and lives."""
+        """The tokens in the queue whose waiters live."""
         entries = self.look(WAITERS) or {}
         return {each for each in self.waiting() if float(entries.get(each, b"0").split(b" ")[0]) > self.now}
 
     def known(self):
-        """What can be known now."""
+        """The term, the value of the key, and the version of both that watchers know."""
         term = int((self.look(RECORD) or b"1 election 0").split(b" ")[2])
         return term, self.look(KEY), 2 * term + (not self.look(KEY))
 
@@ -1016,7 +1016,7 @@ def test_all_who_watch_hear_by_pushes_alone_of_the_next_leader(dies):
 
 
 def test_watchers_that_never_come_again_do_not_pile_up():
-    """Many who looked once, each with a name of its own, under a leader who stays for months."""
+    """Many observers look once, each with a name of its own, under a leader that stays for months."""
     world = ElectionWorld()
     world.acquire("leads", ttl=10_000)
     world.watch("w")
@@ -1051,13 +1051,13 @@ class Run:
 
 
 class OnceWorld(Queued):
-    """Work that runs once: who runs it, and the note of who has run it."""
+    """Work that runs once: its run, and the note of the last run."""
 
     def __init__(self):
         super().__init__("once", (*FIVE, DONE))
         self.run = None
         self.note = None  # (token, started, ended, until)
-        self.not_before = 0.0  # ms: a promise of those who have run it
+        self.not_before = 0.0  # ms: the promise of the last run
         self.taken = set()  # tokens whose run was taken by force
         self.dead = {}
         self.top = 0
@@ -1155,11 +1155,11 @@ class OnceWorld(Queued):
 
 
 class OnceWalk(walk.Walk):
-    """Those who run it, skip it, fail, are revoked, die, and come late."""
+    """Runners that run it, skip it, fail, are revoked, die, and come late."""
 
     def __init__(self, seed):
         super().__init__(OnceWorld(), "once", seed)
-        self.people = []  # those who run it, or believe so
+        self.people = []  # the tokens that run it, or believe so
         self.doubted = set()
         self.skipped = 0
 
@@ -1286,7 +1286,7 @@ class MultiWorld(Queued):
     # What can be seen
 
     def holders(self, name):
-        """Token -> permits of all who hold it now."""
+        """Token -> permits of each holder now."""
         value = self.look(name)
         if isinstance(value, bytes):
             return {value: 1}
@@ -1301,7 +1301,7 @@ class MultiWorld(Queued):
         return int(self.look(name + b"shares")[token].split(b" ")[1])
 
     def queue(self, name):
-        """Who waits, in order: whether each lives."""
+        """Waiter -> whether it lives, in order."""
         waiters = self.look(name + b"waiters") or {}
         self.look(name + b"queue")
         return {
@@ -1368,12 +1368,12 @@ class MultiWorld(Queued):
 
 
 class MultiWalk(walk.Walk):
-    """Those who want one, those who want some together; both repeat themselves, come late, and die."""
+    """Callers that want one, and callers that want some together; both repeat themselves, come late, and die."""
 
     def __init__(self, seed):
         super().__init__(MultiWorld(), "multi", seed)
         self.ones = []  # (name, token, permits, ttl, channel)
-        self.groups = []  # of those that are held
+        self.groups = []  # those that are held, each with whether a request was in doubt
         self.doubted = set()
 
     def possible(self, verb, args):

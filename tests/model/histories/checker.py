@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 SLACK: Final = 3.0  # seconds that a busy machine may take beyond what is promised
 TRY: Final = 1.0  # seconds that one try may take: `try_for`
 SOON: Final = 2.0  # seconds after which a holder that runs has heard of a loss
-MACHINE: Final = "*"  # who stands still if all do
+MACHINE: Final = "*"  # in place of a process: all of them stand still
 MOST: Final = 5  # violations of one kind that are reported
 CANCELLED: Final = "CancelledError"
 BODY: Final = "BodyError"  # what bodies raise by themselves
@@ -193,7 +193,7 @@ class History:
             hold.let, hold.ours, hold.error = t, line["ours"], line["error"]
 
     def by_name(self) -> dict[str, list[Hold]]:
-        """The holds that were granted, by what was locked."""
+        """The holds that were granted, by the name of the lock."""
         found: dict[str, list[Hold]] = defaultdict(list)
         for hold in self.holds.values():
             if hold.got is not None:
@@ -215,7 +215,7 @@ class History:
         return total
 
     def believed(self, hold: Hold) -> tuple[float, float] | None:
-        """From when to when the hold was believed for certain; not from when somebody took it away by force."""
+        """From when to when the hold was believed for certain; not after a revocation by force."""
         oks = hold.oks
         for line in self.revoked:
             if line["force"] and line["name"] == hold.name and self._may_be_revoked(hold, line["t"]):
@@ -224,7 +224,7 @@ class History:
 
     @property
     def excuses_hanging(self) -> bool:
-        """Whether those that hang may wait for what nobody gives back in time, through no fault of this version."""
+        """Whether a caller that hangs may wait for a lease that stays too long through no fault of this version."""
         return self.stretched or self.older_hung
 
     def judged(self) -> list[Hold]:
@@ -250,7 +250,7 @@ class History:
 
 
 def overlaps(history: History) -> Iterator[Violation]:
-    """Those who believe at one time never weigh more than the limit."""
+    """Holds that are believed at one time never weigh more than the limit."""
     if history.clock_stepped:
         return
     for name, holds in history.by_name().items():
@@ -375,7 +375,7 @@ def _got(hold: Hold) -> float:
 
 
 def writes(history: History) -> Iterator[Violation]:
-    """The store refuses an earlier holder once a later one has written, and nobody who believes."""
+    """The store refuses an earlier holder once a later one has written, and no holder that believes."""
     for name, holds in history.by_name().items():
         written = sorted(
             ((write, hold) for hold in holds for write in hold.writes if write.accepted), key=lambda each: each[0]
@@ -541,7 +541,7 @@ def errors(history: History) -> Iterator[Violation]:
 
 
 def leftovers(history: History) -> Iterator[Violation]:
-    """After the drain every name can be had, and nothing is left in the servers but records with a TTL."""
+    """After the drain a new client gets each name, and nothing is left in the servers but records with a TTL."""
     if history.stretched:
         return
     for line in history.lines:

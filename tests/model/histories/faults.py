@@ -1,4 +1,4 @@
-"""The faults: each is a function with a name, which strikes, lasts as long as it lasts, and undoes what it must.
+"""The faults: each is a function with a name. It strikes, lasts for a while, undoes what it must, and says what it did.
 
 Of the faults of `SERVERS` (but "clock") only one is at work at a time: a promise that holds for one fault of servers
 need not hold for two. Each other fault strikes whenever it is its turn.
@@ -309,7 +309,7 @@ def _without(run: Controller, old: Any, away: Any, back: Any, seconds: float) ->
 
 
 def _primary(run: Controller, random: Random) -> Any:
-    """One that serves something which workers use."""
+    """A primary of a name that workers use."""
     group: Any = run.rig.group
     if run.settings.topology == "cluster":
         return group.primary_of(f"lock:{random.choice(sorted(run.settings.names))}")

@@ -278,7 +278,7 @@ class Controller:
             self._start()
 
     def some_worker(self, random: Random) -> Worker | None:
-        """One that runs."""
+        """A worker process that runs; None if none does."""
         with self._lock:
             running = [worker for worker in self.workers if not worker.stopped and self._has_started(worker)]
         return random.choice(running) if running else None

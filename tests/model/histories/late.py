@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class Lateness:
-    """What has grown since the last look, by process."""
+    """How long each process has waited for a processor, from look to look."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[str, int]] = {}  # pid -> thread -> ns in the queue for a processor

@@ -69,7 +69,7 @@ class Pen:
             os.write(self._file, json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
-        """What is written from now on is lost."""
+        """Close the file. Later events are lost."""
         file, self._file = self._file, -1
         os.close(file)
 

@@ -185,7 +185,7 @@ class Rig:
     helpers: Sequence[str] = ("queue", "waiters")  # the companions of a lock that a fault may delete
     patience = 5.0  # seconds that a server may be away before a release raises Unavailable
     grace = 0.0  # seconds by which a quarantine may be longer than max_ttl
-    lacks: Sequence[str] = ()  # faults that can't be had here
+    lacks: Sequence[str] = ()  # faults that can't strike here
     stepped = False  # whether the clock of a server is stepped in this history
 
     def __init__(self, settings: Settings, directory: Path) -> None:
@@ -211,7 +211,7 @@ class Rig:
         return nodes
 
     def start(self) -> None:
-        """Start the servers: behind lines, which are the only addresses that they tell anybody, or without."""
+        """Start the servers, maybe behind lines: then they announce no other addresses than those of the lines."""
         if self.lined:
             self.about = f"{self.about} proxies".strip()
             for node in self.nodes:
@@ -231,7 +231,7 @@ class Rig:
         return [line for node, line in zip(self.nodes, self.lines, strict=False) if node is holder]
 
     def primaries(self) -> list[Node]:
-        """Those that clients use."""
+        """The running servers that clients use."""
         return [node for node in self.nodes if node.running and info(node)["role"] == "master"]
 
     def holder_of(self, key: str) -> Node:

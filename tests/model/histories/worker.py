@@ -160,7 +160,7 @@ class Worker:
         await self._undisturbed(section, self.mode.sleep(turn.pause))
 
     async def _as_task(self, section: Run) -> None:
-        """A section is a task of its own, which somebody else may cancel."""
+        """Play the section as a task of its own, which the worker may cancel."""
         task = asyncio.ensure_future(section.play())
         if (after := section.turn.cancel) is not None:
             await self._undisturbed(section, asyncio.wait([task], timeout=after))
