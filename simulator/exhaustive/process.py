@@ -212,7 +212,7 @@ class Process:
     # Inputs
 
     def take(self, given: Input) -> tuple[list[Request], frozenset[str]]:
-        """Take an input. Returns the new requests, and the handles of earlier ones whose replies the process still awaits."""
+        """Take an input. Returns the new requests, and the handles of earlier ones that still await replies."""
         Process.running = self
         pool, tasks = self.pool, self.tasks
         tasks.now, pool.host = START + given.now, given.host
