@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from .coverage import Pair
 
-SHARE: Final = 20  # seeds: about a second
+SHARE: Final = 20  # seeds: some seconds
 MAX_FAILURES: Final = 100  # failures that a tally keeps in full
 LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 

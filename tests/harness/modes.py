@@ -190,7 +190,7 @@ class Residue:
         return [thread.name for thread in threading.enumerate() if thread.name.startswith("interlock-")]
 
     async def none(self) -> None:
-        """Fails unless all threads and tasks are gone."""
+        """Fails unless all threads and tasks are gone. Collects garbage, so that each forgotten socket warns."""
         with contextlib.suppress(AssertionError):
             await until(lambda: not self.threads())
         assert not self.threads()  # so that the report names them

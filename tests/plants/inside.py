@@ -49,7 +49,7 @@ def histories(seconds: float, checks: set[str], options: list[str]) -> int:
     broken: set[str] = set()
     while not broken & checks and time.monotonic() < end:
         status = run(["--histories", "1", "--seed", str(seed), *options])
-        if status not in {0, 1, 3}:  # 3: the servers did not come up, or did not get well
+        if status not in {0, 1, 3}:  # 3: the servers did not get well, or a phase did not come about
             return status
         broken |= json.loads(sums.read_text())["violations by check"].keys()
         seed += 1

@@ -1,6 +1,6 @@
 """The commands of each net; each takes fresh seeds, and continues where the last soak ended.
 
-A turn is one command of half a minute to two minutes, so that the lanes stay busy to the end, and Ctrl-C loses little.
+A turn is one command of a few seeds, so that the lanes stay busy to the end, and Ctrl-C loses little.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROJECT: Final = Path(__file__).resolve().parents[2]
 STATE: Final = PROJECT / ".soak.json"  # the next seed of each net, on this machine
 FIRST_SEED: Final = 1_000_000  # the suite has the seeds below
 SEEDS: Final = 200  # of the simulator a turn: half a minute
-HISTORIES: Final = 3  # a turn: one to two minutes
+HISTORIES: Final = 3  # a turn: some minutes
 TOPOLOGIES: Final = ("single", "sentinel", "cluster", "quorum")
 
 

@@ -118,7 +118,7 @@ class Controller:
 
     @property
     def max_ttl(self) -> float:
-        """Seconds."""
+        """The longest ttl, in seconds."""
         assert self.settings.max_ttl is not None, "settled"
         return self.settings.max_ttl
 
