@@ -73,7 +73,7 @@ class ElectionCore(LockCore[LeaseT]):
 
     @contextmanager
     def _observe(self) -> Generator[Watch]:
-        """An observer of the changes of leader. The end of the Interlock ends it without an error."""
+        """An observer of the changes of leader. A `with` of it ends without an error if the Interlock is closed."""
         watch = Watch(self._session.core, self._primitive)
         try:
             yield watch
@@ -107,14 +107,14 @@ class ElectionCore(LockCore[LeaseT]):
 
     @staticmethod
     def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
-        """Whether run() goes on after this error: not if the lease was released. Raises an error of another lease."""
+        """Whether run() goes on after this error: not if the lease was released. Raises the error of another lease."""
         if lease is None or error.token != lease.token:
             raise error
         # The state does not tell: it is RELEASED also for a lease whose release has found that the lease was lost.
         return str(error) != str(lease._grant.error(Grant.RELEASED))
 
     async def _elect(self, section: Section, should_stop: Callable[[], bool] | None) -> Any:
-        """The lease of the next term, which this section owns, waited for through every outage; None if run() ends."""
+        """Wait through each outage for the lease of the next term, which this section then owns; None if run() ends."""
         warned = False
         while not self._interlock._closed:
             session = self._session

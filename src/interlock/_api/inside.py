@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .lease import WatchedCore
 
 Who = weakref.ref[Any]  # a thread or task
-# A plain dict, whose entry goes when its caller is in no section: each section pays for this.
+# A plain dict, since each section pays for it. The last section that a caller leaves removes the caller's entry.
 _inside: Final[dict[Who, tuple[weakref.ref[WatchedCore], ...]]] = {}
 
 

@@ -41,7 +41,7 @@ class LeaseState(enum.StrEnum):
     """How much a lease is worth now."""
 
     HELD = "held"
-    """It is ours, and renewed in time."""
+    """It is ours, and no renewal has failed or is late."""
     JEOPARDY = "jeopardy"
     """It is ours, but no renewal got through lately."""
     LOST = "lost"
@@ -55,12 +55,12 @@ _ENDED: Final = frozenset({LeaseState.LOST, LeaseState.RELEASED})
 
 
 def described_state(state: LeaseState, remaining: float, but: str = " unless renewed") -> str:
-    """The state of a lease, and what its seconds are, for a repr."""
+    """The state of a lease, and for how many seconds it lasts, for a repr."""
     return state.value if state in _ENDED else f"{state.value}, ends in {remaining:.3f} s{but}"
 
 
 class WatchedCore(Face):
-    """A lease, or several as one: its events, each made when it is first asked for, and its `with`."""
+    """A lease, or several as one: its events, each made when a user first reads it, and its `with`."""
 
     __slots__ = ("_bodies", "_core", "_end_event", "_lost_event")
     _event_type: Callable[[], Any]
@@ -108,12 +108,12 @@ class WatchedCore(Face):
             ) from error
 
     def _on_lost(self) -> None:
-        """Report a loss to the holder. The code that found the loss calls this, once."""
+        """Report a loss to the holder. The code that found the loss calls this, once for each lost lease."""
         if self._lost_event is not None:
             self._lost_event.set()
 
     def _on_end(self) -> None:
-        """Report any end: a loss, a release, a close. Called once."""
+        """Report any end: a loss, a release, a close. Called once for each lease that has ended."""
         if self._end_event is not None:
             self._end_event.set()
 
@@ -123,7 +123,10 @@ class WatchedCore(Face):
         raise NotImplementedError
 
     def _begin(self, who: weakref.ref[Any] | None = None, *, until_any_end: bool = False) -> None:
-        """The calling thread or task, `who` if that is known, is inside from now on. In asyncio, an end cancels it."""
+        """The calling thread or task, `who` if that is known, is inside from now on.
+
+        In asyncio a loss cancels the task; with `until_any_end` each end that another task causes does, too.
+        """
         raise NotImplementedError
 
     def _revocation(self) -> LeaseLost | None:
@@ -131,11 +134,11 @@ class WatchedCore(Face):
         raise NotImplementedError
 
     def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
-        """This lease, or those of its parts, which have this name and are of this client."""
+        """This lease, or its parts, if they have this name and belong to this client."""
         raise NotImplementedError
 
     def _mark_in_with(self, section: Section | None = None) -> None:
-        """Note that a `with` of its lockable acquired it, and so gives it back; and whose section it is."""
+        """Note that a `with` of its lockable acquired it, and so gives it back; and the section of that `with`."""
         raise NotImplementedError
 
     def _lasting_grants(self) -> list[Grant]:
@@ -143,7 +146,7 @@ class WatchedCore(Face):
         raise NotImplementedError
 
     async def _enter(self) -> None:
-        """Enter a section by a `with` of the lease itself. Raises LeaseLost: no body runs under one that has ended."""
+        """Enter a section by a `with` of the lease itself. Raises LeaseLost if that has ended: no body runs then."""
         self._ensure()
         self._begin()
 
@@ -282,13 +285,16 @@ class LeaseCore(WatchedCore):
             self._ensure()
 
     def _leaves_inner(self) -> bool:
-        """Take back one acquire of an rlock. Returns whether others are left."""
+        """Count one release. Returns whether other acquires are left, as those of an rlock may be."""
         with self._core.runtime.mutex:  # with `owner=`, another thread may enter it just now
             self._depth -= 1
             return self._depth > 0
 
     def _reenter(self) -> Self | None:
-        """Acquire it once more. None if another thread has just left it, and releases it. Raises LeaseLost."""
+        """Acquire it once more. None if another thread has just left it, and releases it.
+
+        Raises LeaseLost if it has ended.
+        """
         self._ensure()
         is_counted = False
         try:
@@ -310,7 +316,7 @@ class LeaseCore(WatchedCore):
 
     def _mark_in_with(self, section: Section | None = None) -> None:
         self._grant.in_with = True
-        if section is not None and self._depth == 1:  # else it entered again what its caller may release elsewhere
+        if section is not None and self._depth == 1:  # else re-entered: its caller may release it elsewhere
             self._grant.held_by = weakref.ref(section)
 
     def _lasting_grants(self) -> list[Grant]:
@@ -321,7 +327,10 @@ class LeaseCore(WatchedCore):
         return self._grant.end_reason is not None
 
     def _abandon(self) -> AutoResetEvent | None:
-        """Give it back in the background, since nobody will use it. The event is set when that is done."""
+        """Give it back in the background, since nobody will use it. Returns an event that is set when that is done.
+
+        Returns None if this was an inner acquire of an rlock.
+        """
         return None if self._leaves_inner() else self._core.giving_back.in_background(self._grant)
 
     def _holds(self) -> Any:
@@ -339,7 +348,7 @@ class LeaseCore(WatchedCore):
         if self._depth > 0:
             return
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
-            return  # else it was lost before its body: what a revocation left in the server is for the next one
+            return  # else it was lost, and its section did not try: the undo removes the mark of a revocation
         if later:
             self._core.ends.orphaned(self._grant, Grant.RELEASED)
         else:

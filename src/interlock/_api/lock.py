@@ -120,7 +120,7 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
             raise deadlock(self._primitive, kind_of_caller(who()), grants[0].attempt.place, way_out(self._primitive))
 
     async def _enter(self, section: Section) -> LeaseT:
-        """Acquire the lease of a `with`, which this section owns. If anything fails, the section must give up."""
+        """Acquire the lease of a `with` for this section. After an error the caller must end the section."""
         who = section.entered_by
         if who is not None:
             self._check_not_inside(who)
@@ -174,12 +174,12 @@ class RLockCore(LockCore[LeaseT]):
     def _lease_of(self, core: Core, grant: Grant) -> Any:
         lease = super()._lease_of(core, grant)
         owner, key = self._owner, self._primitive.keys[0]
-        self._interlock._held_by_caller.add(owner, key, lease)  # first: of two threads one sees the lease of the other
+        self._interlock._held_by_caller.add(owner, key, lease)  # first: one of two threads sees the other's lease
         if self._primitive.owner_prefix:
             for other in self._interlock._held_by_caller.of(owner, key):
                 if other.fence > grant.fence:
                     raise grant.error(TAKEN_OVER)
-                if other.fence < grant.fence and not other._ended and other._core is core:  # else the server tells it
+                if other.fence < grant.fence and not other._ended and other._core is core:  # else the server says so
                     core.ends.lose(other._grant, TAKEN_OVER)
         return lease
 

@@ -2,8 +2,8 @@
 
 What may be meant, and is no error, gets a warning: see `misuse_warnings`.
 
-The decorators `advising` and `making` stand on the public methods, and add the way out to an error of the call. All
-else here runs only if a call has failed already.
+The decorators `advising` and `making` stand on the public methods, `made_by_interlock` on constructors: they add the
+way out to an error of the call. Nearly all else here runs only if a call has failed already.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
     "namespace": 'Interlock(prefix="app:") sets what stands before each name',
     **dict.fromkeys(OF_INTERLOCK, _INTERLOCK),
 }
-# Of the whole Interlock, where the word means something else than for one lock.
+# What a constructor of an Interlock, and acquire(), say of an option of each lock
 _OF_LOCKS: Final = "This is an option of each lock: locks.lock(name, ttl=10, timeout=5)"
 _INTERLOCK_OPTIONS: Final[Mapping[str, str]] = dict.fromkeys(OF_EACH_LOCK, _OF_LOCKS)
 # What one method alone says of an option, by the beginning of Python's text.
@@ -216,7 +216,7 @@ def _advice_on_option(option: str, text: str) -> str:
         if text.startswith(method) and option in advice:
             return advice[option]
     likely = difflib.get_close_matches(option, _OWN_OPTIONS, 1, cutoff=0.65)
-    likely = [each for each in likely if each != option]  # which would be an option of another method
+    likely = [each for each in likely if each != option]  # the same word is an option of another method
     return options.get(option, f"Did you mean {likely[0]}=?" if likely else "")
 
 
@@ -321,7 +321,7 @@ INTERLOCK_HINTS: Final[Mapping[str, str]] = {
 
 
 def no_attribute(thing: object, name: str, hints: Mapping[str, str]) -> NoReturn:
-    """Raise the AttributeError of Python, with the way out if there is a hint, or a public name that is alike."""
+    """Raise the AttributeError of Python, with the way out if there is a hint, else with a similar public name."""
     text = f"{type(thing).__name__!r} object has no attribute {name!r}"
     if name in hints:
         text = f"{text}. {hints[name]}"
@@ -348,7 +348,7 @@ def not_held(name: str, caller: str, *, for_asyncio: bool) -> NotHeld:
 
 
 class OnlyWith:
-    """What threads hold by `with`: an `async with` of it is refused, since it would block the event loop."""
+    """What threads hold by `with`. Refuses an `async with`, which would block the event loop."""
 
     __slots__ = ()
     if not TYPE_CHECKING:  # a type checker refuses these without them
@@ -364,7 +364,7 @@ class OnlyWith:
 
 
 class OnlyAsyncWith:
-    """What tasks hold by `async with`: a `with` of it is refused."""
+    """What tasks hold by `async with`. Refuses a `with`."""
 
     __slots__ = ()
     if not TYPE_CHECKING:
@@ -380,7 +380,7 @@ class OnlyAsyncWith:
 
 
 class NoWith:
-    """What nobody holds, and so has no `with` at all. `_instead_of_with` is the way out."""
+    """What has no `with` at all: a latch, a barrier, a once. `_instead_of_with` is the way out."""
 
     __slots__ = ()
     _instead_of_with: str
@@ -400,6 +400,6 @@ class NoWith:
 
 
 def _subject(thing: Any) -> str:
-    """How an error calls a lockable, a lease or an Interlock."""
+    """How an error names a lockable, a lease or an Interlock."""
     primitive = getattr(thing, "_primitive", None)
     return str(primitive) if primitive is not None else repr(thing)

@@ -29,7 +29,7 @@ _NO_VARIABLE: Final = object  # in place of the value: a class, so no warning fo
 DAYS: Final = ("%Y-%m-%d", "%Y%m%d", "%Y/%m/%d", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%Y-%m", "%G-W%V")
 _TIMESTAMP: Final = re.compile(r"(?<!\d)\d{10}(?=\.|$)")
 DAY: Final = 86_400  # seconds
-STALE_AFTER: Final = 3600.0  # seconds after a decorator ran from which on the program counts as one that stays
+STALE_AFTER: Final = 3600.0  # seconds: a program that runs on for so long after its decorator is one that stays
 
 
 def warn_of_dropped_lease(lease: Any, text: str) -> None:
@@ -41,7 +41,7 @@ _warned_lines: set[tuple[str, str]] = set()  # which warning, and the line of th
 
 
 def _is_first_at(warning: str, line: str) -> bool:
-    """Whether this warning has not been given for this line yet: from now on it has."""
+    """Whether this is the first such warning for this line. Notes that it was given."""
     if (warning, line) in _warned_lines:
         return False
     _warned_lines.add((warning, line))
@@ -54,8 +54,8 @@ _FIELD: Final = re.compile(r"\{([^\W\d]\w*)[^{}]*\}")  # as in an f-string: a va
 def warn_of_missing_f(subject: Resource, text: str) -> None:
     """Log, once a line, that a name has a variable of its caller in braces: `lock("cart:{user}")` without the `f`.
 
-    All callers would share that lock. A hash tag of a cluster looks the same, and so this warns of a tag only if it is
-    the name of a variable there, whose value is no module, class or function, and does not stand in the name as well.
+    All callers would share that lock. A hash tag of a cluster looks the same. So this warns of a tag only if it is the
+    name of a variable there, and the value of that is no module, is not callable, and does not stand in the name, too.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and NOT_THE_USERS[frame.f_code.co_filename]:
@@ -139,7 +139,7 @@ class FrozenText:
     """A name or key, made once when the decorator of `called` ran, that has the date or time of that moment.
 
     `@locks.once("nightly", key=str(date.today()), ...)` runs on the day on which the program starts, and is skipped on
-    all later days. In a program that cron starts each night, and that ends, it is right. So each call looks: a call on
+    all later days. That is right in a program that cron starts each night, and that ends. So each call looks: a call on
     another day, or an hour after the decorator ran, is one of a program that stays.
     """
 

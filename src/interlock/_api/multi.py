@@ -82,9 +82,10 @@ class MultiLockCore(LockableCore[dict[str, LockState | SemaphoreState], LeaseT])
     async def _take_in_one_step(
         self, missing: Sequence[Any], leases: Leases, timeout: float | None, until: float
     ) -> bool:
-        """Acquire all of these if one script can see them, and they are free. Raises AcquireTimeout with timeout=0.
+        """Acquire all of these if one script can do that, and they are free. Returns whether it did.
 
-        It can't if they are in different slots or on several servers, or if replicas have to acknowledge one of them.
+        No script can if they are in different slots or on several servers, or if replicas or disks have to acknowledge
+        one of them. Raises AcquireTimeout if timeout is 0, and one of them is not free.
         """
         core = self._session.core
         requests = [client.Request(each._to_request(), each._options, each._lease_of) for each in missing]

@@ -1,7 +1,8 @@
 """Names and keys that are made for each call of a decorated function: by a format of its arguments, or by a callable.
 
-What a user of the program types may stand in an argument, and must never make the call fail. So a format encodes the
-characters that no name may have, in percent, and cuts an argument that is too long, with a hash in place of the rest.
+What a user of the program types may stand in an argument, and must never make the call fail. So the format of a name
+percent-encodes the characters that no name may have. If the text gets too long, a hash replaces the end of each long
+argument.
 A text without such characters is in the name as it is: `lock("report:7")` and the format "report:{user_id}" mean the
 same lock.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _IN_NO_NAME: Final = re.compile(r"[\x00-\x1f\x7f-\x9f{}\ud800-\udfff]")
-_HAS_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+>")  # the repr of an object that has none of its own
+_HAS_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+>")  # the default repr of an object
 _REQUIRED: Final = inspect.Parameter.empty
 
 
@@ -143,7 +144,10 @@ class Naming:
         return self.checked_text(result, str(result))
 
     def checked_text(self, value: object, text: str) -> str:
-        """Refuse the address of an object as a part of a name: each process has another one. Raises ConfigError."""
+        """Return this text of a value, unless it has the address of an object, which no other process has.
+
+        Raises ConfigError.
+        """
         if not isinstance(value, str) and _HAS_ADDRESS.search(text):
             raise ConfigError(
                 f"{self.subject}: {text} in {self.what} is the address of an object, and another one in each process. "
@@ -215,7 +219,7 @@ def fields_of(subject: object, what: str, template: str) -> list[str]:
 
 
 def _parts(template: str) -> list[tuple[str, str | None, str | None]]:
-    """Literal, field and specification, again and again."""
+    """The literal, the field and the specification of each part of a format."""
     return [(literal, field, spec) for literal, field, spec, _ in string.Formatter().parse(template)]
 
 

@@ -1,4 +1,4 @@
-"""Work that runs on one machine only, and is skipped by the others."""
+"""Work that one machine runs, and the others skip."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
         claim.resource = claim.resource._replace(release_args=self._limits.release_args(succeeded=succeeded))
 
     def _decorate(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, of which each call runs once, or is skipped."""
+        """The function, made so that of several calls one runs it, and the others skip it."""
         checked_function(self._primitive, function, for_asyncio=self._interlock._for_asyncio)
         names = RunNames(self._primitive, self._source, self._interlock.prefix, function)
         frozen = names.frozen(function)

@@ -1,8 +1,8 @@
 """What a user's own command must not write: the keys of the very lock under which the server runs the command.
 
 `lease.execute("DEL", "lock:stock:42")` would free the lock under its holder, and the lease would learn of it late.
-Theory. Only the server knows which arguments are keys, and this check asks it nothing. So it takes for a key what
-`keys=` names, all arguments if `keys=` is not given, and always the first one, which is the key of most commands.
+Theory. Only the server knows which arguments are keys, and this check does not ask the server. So the check takes for
+keys what `keys=` names (without `keys=` all arguments), and always the first argument, the key of most commands.
 """
 
 from __future__ import annotations

@@ -28,14 +28,17 @@ class RunSource(NamedTuple):
     name: str | Callable[..., object]
     key: str | Callable[..., object] | None
     made_at_call: bool
-    """Whether each call makes them, outside of a decorator, too."""
+    """Whether run() makes one of them at each call, and not only a decorated function."""
 
 
-NAMED: Final = RunSource("", None, made_at_call=False)  # of a run whose name and key were made
+NAMED: Final = RunSource("", None, made_at_call=False)  # of work whose name and key a call has made
 
 
 def run_source(name: Any, prefix: str, key: Any) -> tuple[Resource, RunSource]:
-    """The resource that this name and key mean, or one that only shows the name. Raises ConfigError."""
+    """The resource that this name and key mean, or one that only shows the name; and both as given.
+
+    Raises ConfigError.
+    """
     plain_key = None if callable(key) else key
     made_at_call = callable(name) or callable(key)
     if callable(name) or _is_format(name, prefix, decorates=False):

@@ -12,8 +12,8 @@ Rules.
 (d) Another task may leave the scope in the stead of its task. It takes back what was delivered, and only that: what is
     on its way will be raised in the task of the scope.
 (e) Before Python 3.13 a TaskGroup whose last task fails late takes no cancellation back: the count stays too high for
-    ever, though the task goes on. A scope notes the count when it cancels. If the CancelledError says that it is that
-    of the scope, and it interrupted no other one, it is ours in spite of an older request, which was delivered before.
+    ever, though the task goes on. So a scope notes the count when it cancels. A CancelledError that has the message of
+    a scope, and interrupted no other CancelledError, is ours in spite of the older requests in that count.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CancelScope:
             task.cancel(OURS)
 
     def take_back(self, error: BaseException | None) -> bool:
-        """Leave the scope. Returns whether we cancelled the task, and nobody else wants it, or the task here, to end.
+        """Leave the scope. Returns whether we alone cancelled the task, and nobody cancelled the task that leaves.
 
         `error` is that of the body.
         """
@@ -79,7 +79,7 @@ class CancelScope:
     async def discard(self) -> None:
         """After `take_back`: let nothing be left of a cancellation that was not delivered."""
         if not getattr(self.task, "_must_cancel", True):
-            return  # it was, or the body kept it from being delivered
+            return  # it was, or an await swallowed it, or uncancel() has dropped it (Python 3.13)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -98,7 +98,7 @@ def _is_ours_alone(error: BaseException | None) -> bool:
 
 
 def _is_pending(task: asyncio.Task[object]) -> bool:
-    """Whether a cancellation of this task, which does not run now, is still to be raised in it."""
+    """Whether a cancellation is still to be raised in this task, which does not run now."""
     waits_for = getattr(task, "_fut_waiter", None)
     return getattr(task, "_must_cancel", True) or (waits_for is not None and waits_for.cancelled())
 
@@ -137,7 +137,7 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
 
     def _on_end(self) -> None:
         for body in self._bodies:
-            if body.until_any_end and body.task is not asyncio.current_task():  # who ends it knows
+            if body.until_any_end and body.task is not asyncio.current_task():  # the task that ends it knows
                 body.cancel()
         super()._on_end()
 
@@ -149,7 +149,7 @@ class LeaseForAsyncio(WatchedCore, OnlyAsyncWith):
             inside.enter(body.who, self)
 
     def _body_left(self) -> Body | None:
-        """The innermost body of the current task is over; or that of another task, in whose stead this one leaves."""
+        """Take out the innermost body of the current task; or that of another task, in whose stead this one leaves."""
         left: Body | None
         if len(self._bodies) < 2:  # as nearly always
             left = self._bodies[0] if self._bodies else None

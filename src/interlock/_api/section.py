@@ -43,7 +43,7 @@ class Section:
         # None outside the body. Assign the result of `_acquire` directly: between two statements an interrupt could
         # lose the lease.
         self.lease: Any = None
-        self.lockable = lockable  # None until it is entered or left, if `__exit__` was loaded from the class
+        self.lockable = lockable  # None until it is entered, if `__exit__` was loaded from the class
         self.by_hand = False  # entered by a call of `__enter__` without a `with`
         # Where `__exit__` was loaded from the lockable, and the identity of the frame that did so
         self.loaded_at: Place | None = None
@@ -72,7 +72,7 @@ class Section:
                 section.lockable._inside.pop(section.entered_by, None)
 
     def holds_for_its_body(self, place: Place | None) -> bool:
-        """Whether it is a `with` whose body runs on the thread or task that entered it, at this place.
+        """Whether it is a `with` at this place whose body runs on the thread or task that entered it.
 
         Never in a generator, whose body any thread or task may run.
         """
@@ -115,11 +115,11 @@ class CallSection(Section):
     is_call = True
 
     def holds_for_its_body(self, place: Place | None) -> bool:  # noqa: ARG002 (see Section)
-        """Always: the lease is given back when the function returns."""
+        """Always: the section gives the lease back when the function returns."""
         return True
 
     def encloses_this_call(self, place: Place | None) -> bool:  # noqa: ARG002 (see Section)
-        """For the thread or task that acquired the lease always: it runs the function."""
+        """Always for the thread or task that acquired the lease: that one runs the function."""
         return True
 
 
@@ -148,7 +148,7 @@ _loaded: Final = _Loaded()
 
 
 def section_of_this_with(lockable: Any, kind: type[S]) -> S:
-    """The Section that the `with` loaded which now enters this lockable; without a `with`, a new one, by hand."""
+    """The Section of the `with` that now enters this lockable; if no `with` does, a new one, by hand."""
     section = _loaded.section()
     if type(section) is kind and section.lease is None and section.lockable in (None, lockable):
         section.lockable = lockable

@@ -36,7 +36,7 @@ def decorated(
 def busy_answer(
     busy: object, name: object, timeout: float | None, max_waiters: int | None
 ) -> tuple[Callable[[Skipped], Any] | None, float | Unset]:
-    """What a call of a busy name returns, or None if it raises; and how long it waits. Raises ConfigError."""
+    """What makes the result of a call of a busy name (None: it raises); and how long it waits. Raises ConfigError."""
     subject = f"synchronized({name!r})" if isinstance(name, str) else "synchronized()"
     if isinstance(busy, str) and busy not in BUSY:
         raise ConfigError(
