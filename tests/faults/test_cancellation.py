@@ -395,6 +395,7 @@ LOCKS = {
     "writer": lambda locks, name: [locks.rwlock(name).write()],
     "two locks": lambda locks, name: [locks.lock(name), locks.lock(f"{name}-")],
 }
+SUITE = {"rlock twice", "two locks"}  # the others with --full only: one section each
 # When somebody else cancels: turns of the loop after the loss; before it if negative; None: never.
 WHENS = [None, -2, -1, 0, 1, 2, 3, 8]
 WAYS = ["cancel", "wait_for", "timeout", "group", "anyio"]
@@ -537,7 +538,7 @@ class Case:
 
 
 @rule(6, 8)
-@pytest.mark.parametrize("kind", LOCKS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.full] * (kind not in SUITE)) for kind in LOCKS])
 async def test_with_any_other_cancellation_the_lease_is_released_and_no_error_is_swallowed(server, clean, kind):
     async with interlock.aio.Interlock(server.url) as locks:
         ways = itertools.product(BODIES, WHENS, WAYS, (True, False))

@@ -34,8 +34,8 @@ def at_once():
     return planted("if IDENTITY == '-' or recorded", "if true or recorded")
 
 
-# With --full only: each takes as long as the other four together.
-LONG = {"clocks far apart", "three attempts", "restart without the last write"}
+# With --full only: each takes as long as the other three together.
+LONG = {"clocks far apart", "three attempts", "restart without the last write", "restart without data"}
 
 
 @pytest.mark.rule(5, 7, 10)

@@ -67,7 +67,7 @@ from simulator.profiles import ALL
 from simulator.server import Server
 from simulator.subjects import choices_of, subjects_of
 
-SEEDS = 100  # and all of them with --full:
+SEEDS = 50  # and all of them with --full:
 ALL_SEEDS = 2000
 SHARE = 50
 

@@ -13,7 +13,7 @@ from interlock.primitives.messages import NO_KEY, RENEWED, Granted, HeartbeatRep
 from model.mutations import catch, never, replaced, shares
 from simulator import WORLDS, profile_of, shrink, sim_pool, simulate, subject_of
 
-SEEDS = 100  # and all of them with --full:
+SEEDS = 50  # and all of them with --full:
 ALL_SEEDS = 2000
 SHARE = 50
 PROFILES = WORLDS["quorum"]

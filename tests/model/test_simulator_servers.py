@@ -25,7 +25,7 @@ from simulator import (
 from simulator.coroutines import Process
 from simulator.scheduler import World
 
-SEEDS = 100  # and all of them with --full:
+SEEDS = 50  # and all of them with --full:
 ALL_SEEDS = 2000
 SHARE = 50
 SUBJECTS = ("lock", "rlock", "rwlock", "semaphore", "election", "once", "multi")
