@@ -1,8 +1,8 @@
 """Acquires and releases a plain key, the lock of another library. plain_key.lua decides.
 
 Rules. (a) The client undoes every attempt that ends without the key, as for each primitive. (b) An attempt that got the
-key, and of which another copy may be on its way, leaves a tombstone before its caller goes on: nobody sends a release
-of that attempt later, since the caller releases by the value.
+key, and of which another copy may be on its way, leaves a tombstone before its caller goes on: the release by which the
+caller gives the key back leaves none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def plain_key_resource(key: str, signal: str | None = None, signal_ms: int = 0) 
 
 @lru_cache(maxsize=256)
 def options_of(ttl: float | None, what: str) -> AcquireOptions:
-    """How a plain key is acquired. `ttl` is in seconds, None is none; `what`: its name there. Raises ConfigError."""
+    """How a plain key is acquired. `ttl`: seconds, or None for none; `what`: its name in errors. Raises ConfigError."""
     if ttl is None:
         options = AcquireOptions(UNDO_FOR, polls=True)
         options.ttl_ms = NO_TTL_MS

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlock._session.session import Session
 
 InterlockT = TypeVar("InterlockT", bound="InterlockCore")
-MAX_TTL: Final = 60.0  # seconds: more than an Interlock, since users of the originals write timeout=60
+MAX_TTL: Final = 60.0  # seconds: more than that of an Interlock, since users of the originals write timeout=60
 
 
 class Client(Protocol):
@@ -67,7 +67,7 @@ class Interlocks(Generic[InterlockT]):
         pool = getattr(client, "connection_pool", client)  # a client of a cluster has none, and is as good here
         try:
             locks = self._of_pools.get(pool)
-        except TypeError:  # that is no client: an error below says so
+        except TypeError:  # a target that is no client: an error below says so
             locks = None
         if locks is None or locks._closed:
             # The promises are those of the originals, so no quarantine: only processes with interlock would wait.
@@ -87,7 +87,7 @@ def interlock_for(client: object, prefix: str = "", max_ttl: float = MAX_TTL) ->
 def close() -> None:
     """Close the connections and end the threads behind the drop-ins; the next call of a drop-in makes new ones.
 
-    Locks and permits held by a value stay held. Functions that run under `redis_lock` lose their lease.
+    Locks and permits held by a value stay held. Functions that run under `RedisLock.redis_lock` lose their lease.
     """
     while for_threads.made:
         for_threads.made.pop()[1].close()

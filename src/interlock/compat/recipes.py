@@ -102,8 +102,8 @@ class RedisLock:
             wait: seconds to wait for the lock; None waits for ever, as `get_lock` does, 0 does not wait.
             skip: return None if the call does not acquire the lock in that time; by default it raises AcquireTimeout.
 
-        A call raises LeaseLost if it lost the lock while the function ran. Inside a call, the same thread may make
-        other calls under the same key. Raises ConfigError.
+        A call raises LeaseLost if it lost the lock while the function ran, and Unavailable if no server answers. Inside
+        a call, the same thread may make other calls under the same key. Raises ConfigError.
 
         """
         ttl = min(duration(timeout, "timeout", minimum=MIN_TTL), self._max_ttl)
@@ -265,7 +265,7 @@ def _release(locks: Interlock, resource: Resource, value: object) -> bool:
 
 
 def _renew(locks: Interlock, resource: Resource, token: bytes, ttl: float) -> Any:
-    """Extend to at least `ttl` seconds: GRANTED, NOT_FOUND if not held, [REVOKED, why], or the text of an error."""
+    """Extend to at least `ttl` seconds. Returns GRANTED, NOT_FOUND if not held, [REVOKED, why], or an error text."""
     if not token:
         return NOT_FOUND
     narrowed = resource._replace(keys=resource.renew_keys)

@@ -20,7 +20,8 @@ What is different from python-redis-lock 4.0.1:
  5. An error of the release at the end of a `with` does not replace the error of its body: it is logged. If the server
     does not answer then, the release goes on in the background.
  6. A late copy of a release does not end a later section of the same Lock.
- 7. While the server is away, a blocking `acquire`, and the others, try for 5 seconds before redis-py's ConnectionError.
+ 7. While the server is away, each call tries for 5 seconds before it raises redis-py's ConnectionError; an `acquire`
+    with `blocking=False` or a short `timeout` tries for a second.
  8. In a cluster the name needs a hash tag, such as "{stock}:42"; there a release fails with CROSSSLOT.
  9. `reset_all` deletes keys that are strings only, in batches, and no lease of `Interlock.lock`.
 
@@ -323,7 +324,7 @@ class Lock:
         exc_value: BaseException | None = None,
         traceback: TracebackType | None = None,
     ) -> None:
-        """Release the lock. An error of the release is raised, unless the body raised one: then it is logged."""
+        """Release the lock. Raises an error of the release, unless the body raised one: then logs it."""
         try:
             self.release()
         except BaseException as error:
@@ -449,7 +450,7 @@ def _reset(session: Session, client: Any, key: str) -> None:
         if isinstance(session.server, ClusterServer) and "{" not in key:
             raise ConfigError("the two keys are in different slots")
         resource = plain_key.plain_key_resource(key, signal, SIGNAL_MS)
-    except ConfigError:  # a name that only python-redis-lock takes
+    except ConfigError:  # a key that only python-redis-lock takes
         client.delete(key)
         client.delete(signal)
         client.lpush(signal, 1)

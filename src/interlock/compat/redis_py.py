@@ -147,7 +147,8 @@ class AsyncLock(redis.asyncio.lock.Lock):
 def close() -> None:
     """Close the connections and end the threads behind `Lock`, and behind the other drop-ins for threads.
 
-    Locks stay held; the next call makes new connections. Functions under `recipes.redis_lock` lose their lease.
+    Locks stay held; the next call makes new connections. Functions under `RedisLock.redis_lock` of `recipes` lose their
+    lease.
     """
     close_all()
 

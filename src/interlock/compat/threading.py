@@ -1,12 +1,13 @@
 """The locks of `threading` for many processes: the same methods and errors, and a name in front.
 
 Theory. A lock of `threading` is an object in memory; here it is a name in a server. An object of this module is a
-handle: it holds the leases that its own calls acquired, so any thread may release what another thread acquired through
-the same object, and no other object or process may. Two objects of one name exclude each other, in one process as in
-two. A lease can be lost, which no lock of `threading` can; so a release, and the end of a `with`, raises LeaseLost.
+handle: it holds the leases that its own calls acquired. So any thread may release what another thread acquired through
+the same object (not of an RLock), and no other object or process may. Two objects of one name exclude each other, in
+one process as in two. A lease can be lost, unlike a lock of `threading`: then its release, or the end of its `with`,
+raises LeaseLost.
 
-Rules. (a) Each lost lease is reported by one call: that of the thread that acquired it, if that thread releases; else
-that of the next thread that releases for another one. So a late release never gives back what a later holder acquired.
+Rules. (a) One release reports each lost lease: that of the thread that acquired it, or else the next one by a thread
+that holds nothing through this object. So a late release never gives back what a later holder acquired.
 (b) No object connects before its first use; an object without `locks=` takes the default Interlock anew in each call.
 (c) Nothing here has a mutex, which a fork could copy while another thread holds it: a list's own methods suffice.
 """
@@ -374,8 +375,8 @@ class RLock(_Holder["threads.RLock"]):
     """threading.RLock for all processes that use this name: the thread that holds it may acquire it again.
 
     As Lock, and it is the same lock as a Lock of this name; but only the thread that acquired it may release it, once
-    for each acquire. A thread that holds it through one object enters it through another one, too. An acquire raises
-    LeaseLost if its thread holds the lock, and has lost it.
+    for each acquire. A thread that holds it through one object enters it through another one of the same Interlock,
+    too. An acquire raises LeaseLost if its thread has lost the lock, and has not released it yet.
 
     A threading.Condition takes it, among the threads of one process: notify() wakes no other process.
     """
@@ -455,8 +456,8 @@ class Semaphore(_AnyThreads["threads.Semaphore"]):
     The server keeps the value: a process that gives another one gets ConfigError. Permits are leased, so a process that
     dies gives its permits back, after the ttl at the latest. Who may release, `locks`, and the errors: as for Lock.
 
-    Two things of threading can't be kept, since a permit is a lease and no count that may only grow: a `value` of 0,
-    and a release() of more permits than this object holds, which would raise the value for all processes. Both raise
+    Two things of threading can't be kept, since a permit is a lease, and not a mere count: a `value` of 0, and a
+    release() of more permits than this object holds, which would raise the value for all processes. Both raise
     ValueError (the first as ConfigError, which is one).
     """
 
@@ -478,8 +479,8 @@ class Semaphore(_AnyThreads["threads.Semaphore"]):
     def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
         """Acquire a permit, and return whether that was possible within `timeout` seconds; None waits without end.
 
-        Raises ValueError as threading.Semaphore does, ConfigError if the server has another value, and Unavailable if
-        it does not answer.
+        Raises ValueError and OverflowError as threading.Semaphore does, ConfigError if the server has another value,
+        and Unavailable if it does not answer.
         """
         if not blocking:
             if timeout is not None:
@@ -496,7 +497,7 @@ class Semaphore(_AnyThreads["threads.Semaphore"]):
             raise ValueError(f"semaphore {self._name!r}: n must be at least 1, not {n!r}")
         if n > len(self._kept):
             raise self._refusal()
-        with contextlib.ExitStack() as releases:  # a lost permit keeps none of the others
+        with contextlib.ExitStack() as releases:  # a lost permit does not keep the others
             for _ in range(n):
                 releases.push(self._take())
 
@@ -517,7 +518,7 @@ class Semaphore(_AnyThreads["threads.Semaphore"]):
         return f"{super().__repr__()[:-1]}: value={self._counted()}>"
 
     def _counted(self) -> str:
-        """The permits that this object has left to itself: a repr asks no server."""
+        """How many of the permits this object does not hold: a repr asks no server."""
         return f"{self._value - len(self._kept)}"
 
 
@@ -532,7 +533,7 @@ class Barrier(_Handle["tuple[threads.Barrier, threads.Barrier]"]):
     """threading.Barrier for all processes that use this name: `parties` threads, of any process, wait for each other.
 
     `action` runs in one of the parties, when all have arrived and before any goes on; give it to all parties or to
-    none, and then let no more than `parties` threads use the barrier. If it raises, or its process is killed, the
+    none. With an action let no more than `parties` threads use the barrier. If it raises, or its process is killed, the
     barrier is broken. `timeout` is that of wait(). `locks`: as for Lock.
 
     BrokenBarrier, which the methods raise, is a threading.BrokenBarrierError. A party that dies while it waits breaks
@@ -564,7 +565,7 @@ class Barrier(_Handle["tuple[threads.Barrier, threads.Barrier]"]):
     def wait(self, timeout: float | None = None) -> int:
         """Wait until all parties have arrived (and the action has run). Returns a number from 0 to parties - 1.
 
-        Each party gets another number. Raises BrokenBarrier: also if `timeout` seconds (by default those of the
+        Each party gets a number of its own. Raises BrokenBarrier: also if `timeout` seconds (by default those of the
         barrier) are over, which breaks the barrier for all. Raises Unavailable if the server does not answer.
         """
         timeout = self._timeout if timeout is None else timeout
@@ -582,8 +583,8 @@ class Barrier(_Handle["tuple[threads.Barrier, threads.Barrier]"]):
     def _act(self, action: Callable[[], object], with_action: threads.Barrier, until: float | None) -> None:
         """Run the action while the other parties wait, with one more party: a thread of this process.
 
-        That thread sends heartbeats, so the barrier breaks if this process dies. The arrival of this thread, after the
-        action, is the last one.
+        The heartbeats of that one end if this process dies, which breaks the barrier. The caller arrives last, after
+        the action.
         """
 
         def stand_in() -> None:
@@ -610,8 +611,8 @@ class Barrier(_Handle["tuple[threads.Barrier, threads.Barrier]"]):
         """Break the barrier: each party that waits, or arrives before a reset(), gets BrokenBarrier."""
         barrier, with_action = self._synchronizer()
         while not barrier.revoke("abort() was called") and not self.broken:
-            # The server knows no such barrier yet. An arrival that may not wait makes one and breaks it; and with one
-            # party more it never completes the arrivals of others.
+            # The server knows no such barrier yet. An arrival that does not wait makes one, and breaks it at once. As
+            # one of `parties + 1` it never completes the arrivals of others.
             with contextlib.suppress(BrokenBarrier, ConfigError):
                 with_action.wait(0)
 
@@ -631,7 +632,7 @@ class Barrier(_Handle["tuple[threads.Barrier, threads.Barrier]"]):
         return self._synchronizer()[0].inspect().broken is not None
 
     def _make(self, locks: Interlock) -> tuple[threads.Barrier, threads.Barrier]:
-        """The barrier; and the same one for the second meeting, at which the thread beside the action is a party."""
+        """The barrier; and the same one for the second meeting, of which the stand-in is a party, too."""
         return locks.barrier(self._name, self._parties), locks.barrier(self._name, self._parties + 1)
 
     def _arguments(self) -> tuple[Any, ...]:
