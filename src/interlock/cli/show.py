@@ -83,7 +83,7 @@ def show(
 
 
 def near_names(locks: Interlock, view: View, urls: Sequence[str] | None) -> list[str]:
-    """Names like this one that the server knows or a process uses: those that contain it first."""
+    """Names like this one that the server knows or a process uses. First those that contain it, or are part of it."""
     from interlock._doctor.names_in_use import names_with  # noqa: PLC0415  # imports redis-py
 
     used = names_with(urls, locks.prefix)

@@ -1,8 +1,8 @@
 """The recipes of the flash sale: how people exclude a second buyer, from no lock at all to interlock.
 
 Each recipe is one attempt to buy, as it stands in code bases and tutorials: take the lock, sell, release. It returns
-False if the tickets are sold out. All recipes wait with `buyer.wait`, sell with `buyer.sell` and delete the lock with
-`buyer.delete`, which does what `DEL` does. They differ in the commands that they send, and in those that they forget.
+False if the tickets are sold out. Recipes wait with `buyer.wait`, sell with `buyer.sell`, and send `DEL` with
+`buyer.delete`. They differ in the commands that they send, and in those that they forget.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The recipes of the API limit: how people let five in at a time, from no limit at all to interlock.
 
-Each recipe tries once to take a permit. It returns the permit, or None if no permit is free. The sorted sets are those
-of "Redis in Action" (6.3 and 11.2.3), which many code bases still use: the set has an identifier for each permit, with
-the time at which the caller took it, and each new caller removes the identifiers that are older than the timeout.
+Each recipe tries once to take a permit, and may wait in the server for it. It returns the permit, or None if it got
+none. The sorted sets are those of "Redis in Action" (6.3 and 11.2.3), which many code bases still use: the set has an
+identifier for each permit, with the time at which the caller took it, and each new caller removes the identifiers that
+are older than the timeout.
 """
 
 from __future__ import annotations
