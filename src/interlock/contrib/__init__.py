@@ -1,4 +1,4 @@
-"""What connects interlock to other libraries. Each module needs the extra of its name, and says so.
+"""What connects interlock to other libraries. A module that lacks its library names the extra to install.
 
 otel          metrics and traces for OpenTelemetry
 celery        tasks under a lock, tasks that are queued once, a beat that only one machine runs

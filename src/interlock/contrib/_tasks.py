@@ -1,8 +1,8 @@
 """What `locked` of each task queue shares: the lock of each call of a task, and what a call does if that lock is busy.
 
-Theory. A worker runs the task's function inside of the `with` of an rlock, so the lock is taken when the task runs, not
-when somebody queues it, and is renewed as long as the worker lives. Whatever ends the function gives it back: a result,
-an error, a time limit or a signal that raises. A worker that dies without that leaves a lease, which runs out.
+Theory. A worker runs the task's function inside of the `with` of an rlock. So the run acquires the lock, and not the
+call that queues the task; and the worker renews the lease as long as it lives. Whatever ends the function releases the
+lease: a result, an error, a time limit or a signal that raises. The lease of a worker that dies runs out.
 """
 
 from __future__ import annotations

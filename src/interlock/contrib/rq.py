@@ -4,10 +4,10 @@ Theory. RQ finds the function of a job by its name, so the work-horse calls what
 process for one job; it makes its Interlock on the Redis of its job, unless the decorator has one.
 
 Rules. (a) The lock is taken when the job runs, not when somebody enqueues it. (b) A job that finds it busy waits a few
-seconds in its worker, in the lock's queue; then it goes to the end of its own queue, by a `Retry` that RQ takes for
-the job's result. That needs no scheduler, which few workers run, and a wait bounds how often a job goes round.
-(c) Work-horses end by `os._exit`, and by signals: so nothing here relies on the end of a process but the lease itself.
-(d) RQ sees what the job's own function returns, and nothing else: a call inside of a job raises instead.
+seconds in its worker, in the lock's queue; then it goes to the end of its own queue, by a `Retry` that it returns to
+RQ. That needs no scheduler, which few workers run, and a wait bounds how often a job goes round. (c) Work-horses end by
+`os._exit`, and by signals: so nothing here relies on the end of a process but the lease itself. (d) RQ sees what the
+job's own function returns, and nothing else: a call inside of a job raises instead.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ async def held(
 
     A client that disconnects while its request waits gives up its place, and the request ends with status 499. A loss
     cancels the body, and LeaseLost leaves it; with `cancels=False` LeaseLost is raised when the body has ended. Raises
-    what `acquire()` raises. A request is not watched any more when 64 KiB of a body wait that nobody has read.
+    what `acquire()` raises. The watch ends when 64 KiB of a body have arrived that nobody has read.
     """
     async with AsyncExitStack() as stack:
         async with _while_connected(request):
@@ -245,7 +245,7 @@ def leading(
     and `stop()`, which are called when this process begins and ceases to lead, and awaited if they are `async def`.
     `name` is that of the election, the same in all processes. `options` are as for `Interlock.election`: a process that
     died is replaced within `ttl` + 1 seconds. If `work` raises, that is logged, and this process campaigns again 5 s
-    later; if it returns, it is done. Raises ConfigError.
+    later; if it returns, this process gives up the lead for good. Raises ConfigError.
     """
     run = _checked_work(work)
 

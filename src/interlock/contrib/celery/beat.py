@@ -6,12 +6,12 @@ Theory. The beats elect one. The elected beat notes in the server of the locks w
 under its lease: a beat that has lost its lease notes nothing any more, however late it is. The next leader begins with
 these notes, since its own schedule is a file of its machine, and old.
 
-Rules. (a) No lease, no ticks. A beat asks for its lease before it looks at an entry, and again before it sends one.
-(b) At most once: a beat notes the entry before it sends it. If it dies in between, nobody sends that one. (c) At least
-once: a beat notes the entry after it has sent it. If it dies in between, the next one sends it again; an entry that
-was not sent is due again. (d) A run is done for a beat only once the server has confirmed its note: the beat sends a
-note without a reply again. (e) If the server has lost its notes while another beat led, a beat with "at_most_once" goes
-on from the moment at which it last saw the other one lead, and a beat with "at_least_once" from its own file.
+Rules. (a) No lease, no ticks. A beat asks for its lease before it looks at an entry, and again before it sends one. (b)
+At most once: a beat notes the entry, then sends it. If the beat dies in between, nobody sends that run. (c) At least
+once: a beat sends the entry, then notes it. If the beat dies in between, the next leader sends that run again; an entry
+that was not sent is due again. (d) A run is done for a beat only once the server has confirmed its note: the beat sends
+a note without a reply again. (e) If the server has lost its notes while another beat led, a beat with "at_most_once"
+goes on from the moment at which it last saw the other one lead, and a beat with "at_least_once" from its own file.
 """
 
 # Celery has no types.
@@ -41,7 +41,7 @@ DUE: Final = ("at_most_once", "at_least_once")
 TTL: Final = 10.0  # seconds until another beat takes over from one that has died, by default
 RETRY: Final = 3.0  # seconds until a beat tries again to send what must be sent
 TURN: Final = 1.0  # seconds that a beat without the lead waits for it in one tick
-FORGOTTEN: Final = timedelta(days=1)  # how old the note of an entry is that the schedule does not have any more
+FORGOTTEN: Final = timedelta(days=1)  # a leader deletes older notes of entries that its schedule does not have
 KEPT: Final = 366 * 86_400  # seconds for which the server keeps the notes: longer than a year's entry waits
 
 
@@ -170,7 +170,7 @@ class Beat(PersistentScheduler):  # type: ignore[misc]  # Celery has no types
     # Notes
 
     def _note(self, lease: Leadership, name: str, count: int, moment: datetime) -> None:
-        """Note that an entry was sent, or is sent next. Raises LeaseLost, and then it is not noted; Unavailable."""
+        """Note that an entry was sent, or is sent next. Raises LeaseLost or Unavailable."""
         note = f"{count} {moment.astimezone(UTC).isoformat()}"
         lease.execute("HSET", self._key, name, note, keys=[self._key])
         lease.execute("EXPIRE", self._key, KEPT, keys=[self._key])
@@ -274,8 +274,8 @@ def _moment(note: str) -> datetime:
 def _go_on(entry: Any, note: str, *, may_be_newer: bool) -> None:
     """Go on with the note of this entry, unless this beat has sent it later than the note says.
 
-    At least once, only what this process has sent can be newer: Celery writes into its file that an entry was sent
-    before it knows so.
+    With "at_least_once" only what this process has sent can be newer: Celery writes into its file that an entry was
+    sent before it knows so.
     """
     mine: datetime = entry.last_run_at
     sent = _moment(note).astimezone(mine.tzinfo)

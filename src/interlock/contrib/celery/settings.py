@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from celery import Celery
 
 logger: Final = logging.getLogger("interlock.celery")
-_LOCKS: Final = "_interlock_locks"  # the attribute of an app; vars() sets it in one step, even with threads
+_LOCKS: Final = "_interlock_locks"  # the attribute of an app; vars().setdefault() is one step for all threads
 _in_use: Final[list[Interlock]] = []
 
 checks: Final[list[Callable[[Interlock], object]]] = []

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 BACKOFF: Final = 1.0  # seconds before the first retry; each further one waits twice as long
 BACKOFF_MAX: Final = 600  # seconds, as of Celery's own backoff
-DOUBLINGS: Final = 30  # more of them make no float
+DOUBLINGS: Final = 30  # more than 1023 would overflow a float
 
 
 def locked(

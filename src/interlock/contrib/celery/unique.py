@@ -6,14 +6,14 @@ claim: it lasts `at_most` seconds from when its task was last queued, retried, o
 writes of a claim are commands under the lease of one lock for each name. So nobody acts on a claim that has changed
 meanwhile, and a process that was stopped inside of that lock changes nothing later.
 
-Rules. (a) The message is sent inside of that lock, and the claim is written after it. A process that dies in between,
-a broker that refuses, and a lost reply leave a message without a claim, which may run twice: `locked` is there for
-that. No crash leaves a claim without a message, for which others would wait in vain. (b) Only the task whose id is in
-the claim ends it. (c) A call whose task somebody waits for by an id that is already known (a chain, group or chord),
-or for which callbacks wait, is sent also if it is a second one; its task does nothing, and its result says so. Else a
-chord would wait for ever. (d) The claim decides what is queued, never what runs: a task runs also if nobody knows its
-claim. (e) A retry, and a call as in (c), is sent without a claim if no server of the locks answers: its worker would
-lose it. A retry is never a second one, also if its claim has run out and belongs to another task: it has work to end.
+Rules. (a) The message is sent inside of that lock, and the claim is written after it. A process that dies in between, a
+broker that refuses, and a lost reply leave a message without a claim, which may run twice: `locked` is there for that.
+No crash leaves a claim without a message, for which others would wait in vain. (b) Only the task whose id is in the
+claim ends it. (c) For some tasks others wait: callbacks, or a chain, group or chord, which knows the id already. Such a
+call is sent even if it is a second one; its task does nothing, and its result says so. Else a chord would wait for
+ever. (d) The claim decides what is queued, never what runs: a task runs also if nobody knows its claim. (e) A retry,
+and a call as in (c), is sent without a claim if no server of the locks answers, or the task would be lost. A retry is
+never a second one, even if its claim has run out and belongs to another task: it has work to end.
 """
 
 # Celery has no types.
@@ -94,9 +94,9 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
     app.
 
     While a task waits, runs, or is to be retried, `delay()` and `apply_async()` of the same name send nothing and
-    return the AsyncResult of that task. They raise Unavailable or AcquireTimeout if the server of the locks does not
-    answer, and ConfigError for a countdown or an eta beyond `at_most`. The options are checked when the app is
-    finalized.
+    return the AsyncResult of that task. They raise Unavailable if the server of the locks does not answer,
+    AcquireTimeout if other calls of the name keep its lock, and ConfigError for a countdown or an eta beyond `at_most`.
+    The options are checked when the app is finalized.
     """
 
     abstract = True
@@ -188,7 +188,7 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
         name, first = request.get(NAME), request.get(DUPLICATE)
         if first is not None:
             return Skipped(name, first, None, None).as_dict()
-        if name is None or request.is_eager:  # it was queued by its name, by app.send_task()
+        if name is None or request.is_eager:  # queued by app.send_task(), which makes no claim; or eager
             return self.run(*args, **kwargs)
         may = "may be queued once more while it runs"
         setattr(request, INSIDE, True)
@@ -233,7 +233,7 @@ class Unique(Task):  # type: ignore[misc]  # Celery has no types
         if delay <= at_most:
             return
         text = f"the unique task {self.name} would begin in {delay:.0f} s, and is unique for {at_most:g} s (at_most)"
-        if options.get("retries"):  # its worker would lose it
+        if options.get("retries"):  # else its worker would lose the task
             logger.warning("%s: another one may be queued before this retry", text)
         else:
             raise ConfigError(f"{text}. Give a longer at_most, or queue it later")
@@ -274,5 +274,5 @@ def end_of_killed(sender: Any, task_id: str, exception: object, args: Any, kwarg
 
 
 def _acks_on_timeout(task: Any) -> bool:
-    found = getattr(task, "acks_on_timeout", None)  # older Celery: only the other one
+    found = getattr(task, "acks_on_timeout", None)  # older Celery has only the option below
     return bool(task.acks_on_failure_or_timeout if found is None else found)

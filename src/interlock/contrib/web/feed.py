@@ -6,8 +6,8 @@ numbers its messages. A viewer that has missed some gets the whole state, so no 
 
 Rules. (a) The thread begins with the first viewer, and ends `LINGER` after the last one. Then it forgets everything but
 the pasts. (b) It has connections of its own, and runs beside the event loop of its host. (c) A message says what the
-server does not tell, or which error there was, beside the last picture and the time at which that was true. (d) A
-viewer that polls counts as one for `POLLS` after its question.
+page can't read, or which error there was. The last picture stays, with the time at which it was true. (d) A viewer that
+polls counts as one for `POLLS` after its question.
 """
 
 from __future__ import annotations
