@@ -16,7 +16,7 @@ the plan:
  (a) The crash comes first. Later, it could kill a paused buyer, whose late write is a flaw that the demo must show.
  (b) After a buyer that releases late (past its TTL), the next buyer holds for long (within its TTL). So when the late
      buyer runs again, it can free the lock of another buyer that is still inside.
- (c) Between two faults there is at least one sale, so that a long time without a sale means that the shop is stuck.
+ (c) Between two episodes of faults there is at least one sale: a long time without a sale means that the shop is stuck.
  (d) A fault that must outlast a TTL lasts more than half a TTL longer, so that others get in even on a busy machine.
 """
 

@@ -7,8 +7,9 @@ socket and exits; the kernel resumes a worker that is stopped at that moment, si
 
 The parent is also a *watchdog*, because clients of some recipes would wait for ever. It closes the scenario, and
 clients that wait for the lock then give up, when (1) there is no progress and the lock has no TTL; (2) there were more
-stalls than the faults can cause, so that each client waits for a TTL; (3) there is no progress and no work is left.
-There is no time limit on the whole scenario: a busy machine slows everything down, and that is no failure.
+stalls than the faults can cause, so that each client waits for a TTL; (3) there is no progress and no work is left; (4)
+there is no progress for half a minute. There is no time limit on the whole scenario: a busy machine slows everything
+down, and that is no failure.
 """
 
 from __future__ import annotations

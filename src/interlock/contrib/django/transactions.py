@@ -162,7 +162,7 @@ class Transactions:
         blocks = self._connection.atomic_blocks
         return bool(blocks) and all(getattr(block, "_from_testcase", False) for block in blocks)
 
-    # The ends of transactions, as Django's `atomic` and its users call them. `atomic` leaves its block before it calls them.
+    # The ends of transactions: Django's `atomic` calls them after it has left its block, and users of Django do.
 
     def _commit(self, real: Callable[[], None]) -> None:
         if not self._connection.in_atomic_block:  # else Django refuses it

@@ -38,11 +38,11 @@ def app(
 ) -> AsgiPage:
     """Make the page as an ASGI app, which sees all locks of the server of this Interlock.
 
-    `authorize` gets each request (starlette's `Request`) and returns the name of the visitor, for the audit; or True for
-    a visitor without a name; or None or False, which answers 403. Whatever else it returns raises ConfigError for that
-    request. It may be async. `allow_revoke`: whether visitors may revoke, or a callable that says so of a request: True
-    alone lets them. The page has connections of its own, so any event loop may use it; it makes none before somebody
-    looks. Raises ConfigError.
+    `authorize` gets each request (starlette's `Request`) and returns the name of the visitor, for the audit; or True
+    for a visitor without a name; or None or False, which answers 403. Whatever else it returns raises ConfigError for
+    that request. It may be async. `allow_revoke`: whether visitors may revoke, or a callable that says so of a request:
+    True alone lets them. The page has connections of its own, so any event loop may use it; it makes none before
+    somebody looks. Raises ConfigError.
     """
     try:
         from interlock.contrib.web.asgi import AsgiPage  # noqa: PLC0415 (the other faces need no starlette)

@@ -372,7 +372,7 @@ class Feed:
         return {"v": f"{self._epoch}.{topic.version}", "at": time.time(), "url": self.url, **self._head}
 
     def _publish(self) -> None:
-        """Give each topic a message, if only to say that all is as it was, and wake who listens."""
+        """Give each topic a message, if only to say that all is as it was, and call the listeners."""
         with self._mutex:
             for name in [name for name, topic in self.topics.items() if not topic.is_watched]:
                 del self.topics[name]

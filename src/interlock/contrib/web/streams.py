@@ -20,8 +20,8 @@ LASTS: Final = 20.0, 30.0  # seconds of one stream, between these: at random, so
 async def events(feed: Feed, answer: Answer) -> AsyncIterator[bytes]:
     """The messages of a topic as server-sent events, until the viewer goes, or for `LASTS`.
 
-    A browser asks for the next stream by itself, behind the last message that it has. So the host is asked again who
-    that is, and a server that shuts down has soon sent all its replies.
+    A browser asks for the next stream by itself, behind the last message that it has. So the host authorizes the viewer
+    again, and a server that shuts down has soon sent all its replies.
     """
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
