@@ -364,7 +364,7 @@ class SimPool:
     def receive_push(self, payload: bytes) -> None:
         """Handle a push that has arrived."""
         self.on_push(payload)
-        self.push_handler.pushed(payload)
+        self.push_handler.dispatch_push(payload)
 
     def break_subscription(self, noticed_after: float) -> None:
         """A fault: break the connection that receives the pushes; the client notices this many seconds later."""

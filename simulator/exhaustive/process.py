@@ -228,7 +228,7 @@ class Process:
             case "cancels":
                 tasks.cancel(given.handle)
             case "push":
-                self.session.pushed(given.data.value)
+                self.session.dispatch_push(given.data.value)
             case _:
                 assert given.kind == "runs"
         tasks.run()

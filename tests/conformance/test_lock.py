@@ -73,7 +73,7 @@ async def test_a_release_sent_twice_is_no_loss(mode):
     core = mode.session(locks).core
     message = (lease._grant.attempt, ("release", lease.token, 0), time.monotonic() + 1000)
     await lease.release()
-    ask = core.requests.ask(*message)
+    ask = core.requests.ask_until_answered(*message)
     (ours, _), _ = await ask if mode.name == "asyncio" else await mode.in_thread(lambda: run(ask))
     assert ours == 1
 
@@ -227,7 +227,7 @@ async def test_one_script_call_skips_some_dead_waiters_and_the_next_call_goes_on
 async def test_a_lost_wake_up_costs_a_poll_and_no_hang(mode, clean):
     locks, others = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
-    mode.session(others).pushed = lambda _payload: None  # every message is lost
+    mode.session(others).dispatch_push = lambda _payload: None  # every message is lost
     waiting = asyncio.ensure_future(others.lock("a").acquire())
     await until(lambda: queued(locks, 1))
     await lease.release()
@@ -243,15 +243,15 @@ async def test_a_push_that_arrives_twice_or_late_grants_nothing(mode):
     await until(lambda: queued(locks, 1))
     token = (await locks.lock("a").inspect()).waiters[0]
     for _ in range(3):
-        mode.session(others).pushed(f"granted {token}".encode())
-    mode.session(others).pushed(b"granted nobody")
-    mode.session(others).pushed(b"")
+        mode.session(others).dispatch_push(f"granted {token}".encode())
+    mode.session(others).dispatch_push(b"granted nobody")
+    mode.session(others).dispatch_push(b"")
     await asyncio.sleep(0.1)
     assert not waiting.done()
     assert await held_by(locks.lock("a"), lease)
     await lease.release()
     mine = await waiting
-    mode.session(others).pushed(f"granted {token}".encode())
+    mode.session(others).dispatch_push(f"granted {token}".encode())
     await mine.release()
 
 
@@ -294,7 +294,7 @@ async def test_a_lock_handed_to_a_dead_waiter_is_free_again_in_seconds(mode, cle
     locks, dying = mode.interlock(), mode.interlock()
     lease = await locks.lock("a").acquire()
     session = mode.session(dying)
-    session.pushed = lambda _payload: None
+    session.dispatch_push = lambda _payload: None
     session.waiters.tick = _nothing  # it heartbeats no more
     waiting = asyncio.ensure_future(outcome(dying.lock("a").acquire(timeout=20)))
     await until(lambda: queued(locks, 1))

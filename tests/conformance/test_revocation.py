@@ -105,11 +105,11 @@ async def test_a_revocation_whose_push_was_lost_reaches_the_holder_after_the_rec
         )
     )
     lost = []
-    session.pushed = lost.append
+    session.dispatch_push = lost.append
     for name in "ab":
         assert await others.lock(name).revoke("disk full")
     await until(lambda: len(lost) == 2)
-    del session.pushed
+    del session.dispatch_push
     revoked = machine_time()
     for client in clean.client_list(_type="pubsub"):
         clean.client_kill_filter(_id=client["id"])
@@ -156,7 +156,7 @@ async def test_a_revocation_that_is_pushed_before_the_client_reads_the_grant_cou
     hold = session.core.lease_from_grant
 
     def late(attempt, *args, **kwargs):
-        session.pushed(f"revoked {attempt.token} disk full".encode())
+        session.dispatch_push(f"revoked {attempt.token} disk full".encode())
         return hold(attempt, *args, **kwargs)
 
     session.core.lease_from_grant = late

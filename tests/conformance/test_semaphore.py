@@ -89,7 +89,7 @@ async def test_a_release_sent_twice_gives_back_once(mode):
     assert not await one.release()
     core = mode.session(limited._interlock).core
     message = (one._grant.attempt, ("release", one.token, 0), time.monotonic() + 1000)
-    ask = core.requests.ask(*message)
+    ask = core.requests.ask_until_answered(*message)
     await (ask if mode.name == "asyncio" else mode.in_thread(lambda: run(ask)))
     assert await limited.available() == 1
     assert await other.release()

@@ -204,7 +204,7 @@ def acquired_and_revoked_while_the_next_asks(world, monkeypatch):
     """A lease that somebody revokes, once, while the caller to which it has passed asks for fences."""
     world.subscribe()
     lease = world.locks.lock("a", ttl=20).acquire()
-    reserve, once = world.core.turns._reserve, [True]
+    reserve, once = world.core.turns._reserve_fences, [True]
 
     async def slowly(grant):
         if once:
@@ -213,7 +213,7 @@ def acquired_and_revoked_while_the_next_asks(world, monkeypatch):
             wait_until(lambda: grant.end_reason)
         return await reserve(grant)
 
-    monkeypatch.setattr(world.core.turns, "_reserve", slowly)
+    monkeypatch.setattr(world.core.turns, "_reserve_fences", slowly)
     return lease
 
 

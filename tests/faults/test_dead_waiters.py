@@ -211,7 +211,7 @@ async def test_a_release_that_is_sent_again_for_more_dead_waiters_is_no_loss(mod
     clean.pexpire(queue, 9000)
     clean.pexpire(waiters, 9000)
     core = mode.session(locks).core
-    ask, answers = core.requests.ask, []
+    ask, answers = core.requests.ask_until_answered, []
 
     async def slow(question, args, *more):
         answer = await ask(question, args, *more)
@@ -220,9 +220,9 @@ async def test_a_release_that_is_sent_again_for_more_dead_waiters_is_no_loss(mod
             clean.set("{lock:a}{record}", "1 lock 9 - 0 somebody - -", px=60_000)  # who has had it meanwhile
         return answer
 
-    core.requests.ask = slow
+    core.requests.ask_until_answered = slow
     try:
         assert await lease.release()
     finally:
-        del core.requests.ask
+        del core.requests.ask_until_answered
     assert answers == [[1, 1], [0, 0]]

@@ -125,7 +125,7 @@ def test_a_handler_at_any_step_of_a_wait_in_a_cohort_gets_a_deadlock_or_the_lock
 
 def in_request(frame, event) -> bool:
     """Whether the driver is just about to ask the server."""
-    return event == "call" and frame.f_code.co_name == "ask"
+    return event == "call" and frame.f_code.co_name == "ask_until_answered"
 
 
 def after_the_reply(frame, event) -> bool:

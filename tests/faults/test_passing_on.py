@@ -51,7 +51,7 @@ def seen():
 
 
 def refuse_once(world, monkeypatch):
-    reserve, once = world.core.turns._reserve, [True]
+    reserve, once = world.core.turns._reserve_fences, [True]
 
     async def refused(*args):
         if once:
@@ -59,7 +59,7 @@ def refuse_once(world, monkeypatch):
             return False
         return await reserve(*args)
 
-    monkeypatch.setattr(world.core.turns, "_reserve", refused)
+    monkeypatch.setattr(world.core.turns, "_reserve_fences", refused)
 
 
 @rule(2, 8)
@@ -106,7 +106,7 @@ def test_an_interrupt_after_a_section_that_did_not_begin_leaves_nothing_held(wor
             wait_until(lambda: len(world.core.cohorts.by_key[f"lock:{name}"].waiting) == 1)
             lease.release()
 
-        monkeypatch.setattr(world.core.turns, "_reserve", refused)
+        monkeypatch.setattr(world.core.turns, "_reserve_fences", refused)
         thread = threading.Thread(target=leave)
         thread.start()
         with interruption, world.locks.lock(name, ttl=20):
@@ -172,7 +172,7 @@ def test_an_error_of_a_caller_to_whom_a_lease_passed_beside_an_arrival_gives_the
     async def fails(*_):
         raise interlock.errors.Unavailable("a test")
 
-    monkeypatch.setattr(world.core.turns, "_reserve", fails)
+    monkeypatch.setattr(world.core.turns, "_reserve_fences", fails)
 
     def slowly(attempt):
         stop()
@@ -255,13 +255,13 @@ def test_a_lease_revoked_before_its_section_begins_is_told_once_and_freed(world,
 @rule(2, 8)
 def test_close_with_a_lease_that_has_passed_and_whose_section_has_not_begun(world, monkeypatch, clean):
     lease, stop = world.locks.lock("a", ttl=20).acquire(), Stop()
-    reserve = world.core.turns._reserve
+    reserve = world.core.turns._reserve_fences
 
     async def slowly(*args):
         stop()
         return await reserve(*args)
 
-    monkeypatch.setattr(world.core.turns, "_reserve", slowly)
+    monkeypatch.setattr(world.core.turns, "_reserve_fences", slowly)
     call = world.comes(ttl=20)
     lease.release()
     assert stop.reached.wait(10)

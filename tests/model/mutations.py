@@ -24,13 +24,13 @@ def replaced(old, new, *more, times=1):
 
 def counts_from_the_reply(monkeypatch, verb):
     """Plant: each request with this verb seems to be sent when its reply arrives."""
-    ask = Requests.ask
+    ask = Requests.ask_until_answered
 
     async def late(self, question, args, *more):
         reply, sent = await ask(self, question, args, *more)
         return reply, self.runtime.now() if args[0] == verb else sent
 
-    monkeypatch.setattr(Requests, "ask", late)
+    monkeypatch.setattr(Requests, "ask_until_answered", late)
 
 
 def shares(seeds, size, full):

@@ -144,7 +144,7 @@ class Play:
         section = self.sections[i]
         first, self.fence = self.fence + 1, self.fence + RESERVED
         section.hold.extend_deadline(self.now, 30.0, 0.0)
-        self.cohorts.reserved(section, first, sent=self.now, others_wait=others_wait)
+        self.cohorts.note_reserved_fences(section, first, sent=self.now, others_wait=others_wait)
         self.passes_since_others = (0, self.now) if others_wait else None
         self.replied_at = self.now
         self._inside(i, section)

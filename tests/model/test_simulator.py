@@ -351,7 +351,7 @@ def no_undo_on_cancel(monkeypatch):
 
 
 def a_wake_without_check(monkeypatch):
-    granted, ask = _waiters.Waiters.on_granted, _requests.Requests.ask
+    granted, ask = _waiters.Waiters.on_granted, _requests.Requests.ask_until_answered
 
     def wake(self, token):
         vars(self.server).setdefault("woken", set()).add(token)
@@ -363,7 +363,7 @@ def a_wake_without_check(monkeypatch):
         return await ask(self, question, args, *more)
 
     monkeypatch.setattr(_waiters.Waiters, "on_granted", wake)
-    monkeypatch.setattr(_requests.Requests, "ask", credulous)
+    monkeypatch.setattr(_requests.Requests, "ask_until_answered", credulous)
 
 
 def an_execute_that_is_sent_again(monkeypatch):

@@ -63,7 +63,7 @@ def test_a_heartbeat_that_is_answered_does_not_hide_that_a_request_is_not():
     queue = server.waiters.queues["lock:a"] = LocalQueue(RESOURCE)
     queue.attempts["t"] = attempt
     with pytest.raises(Unavailable) as caught:
-        run(server.core.requests.ask(attempt, ("acquire", "t"), server.runtime.time + 2))
+        run(server.core.requests.ask_until_answered(attempt, ("acquire", "t"), server.runtime.time + 2))
     assert caught.value.waited == pytest.approx(2)
     assert not last_answer_counts(attempt, server.runtime.time)
 
@@ -78,7 +78,7 @@ def test_an_error_reply_ends_the_silence():
     server = Server(refuse)
     attempt = Attempt(RESOURCE, "t", OPTIONS)
     with pytest.raises(LockError):
-        run(server.core.requests.ask(attempt, ("acquire", "t"), FOREVER))
+        run(server.core.requests.ask_until_answered(attempt, ("acquire", "t"), FOREVER))
     following = Attempt(RESOURCE, "u", OPTIONS)
     following.go_on_for(attempt)
     assert last_answer_counts(following, server.runtime.time + RETRY_FOR)
@@ -143,11 +143,11 @@ def test_each_request_with_a_reply_is_noted_and_no_other():
     server = Server(answer)
     requests = server.core.requests
     assert not requests.has_answered(RESOURCE, server.runtime.time)
-    run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), FOREVER))
+    run(requests.ask_until_answered(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), FOREVER))
     server.runtime.time += 1
     assert requests.has_answered(RESOURCE, server.runtime.time)
     with pytest.raises(Unavailable):
-        run(requests.ask(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), server.runtime.time))
+        run(requests.ask_until_answered(Attempt(RESOURCE, "t", OPTIONS), ("acquire", "t"), server.runtime.time))
     server.runtime.time += 1
     assert not requests.has_answered(RESOURCE, server.runtime.time)
 

@@ -211,7 +211,7 @@ class Core:
                     attempt.token, options.ttl_ms, options.handover_ttl_ms, subscribed, channel, max_waiters, own
                 )
                 try:
-                    raw, sent = await self.requests.ask(
+                    raw, sent = await self.requests.ask_until_answered(
                         attempt, args, attempt.until, attempt.should_stop, options.acks, options.ttl
                     )
                 except TokenSpent:

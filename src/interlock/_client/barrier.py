@@ -40,7 +40,9 @@ async def _passed_unnoticed(core: Core, attempt: Attempt) -> int | None:
     own = (*resource.acquire_args, generation)
     call = AcquireCall(attempt.token, "0", attempt.handover_ttl_ms, "0", channel, "0", own)
     with contextlib.suppress(LockError):
-        reply, _ = await core.requests.ask(Question(resource), call.encode(), core.runtime.now() + UNDO_GRACE)
+        reply, _ = await core.requests.ask_until_answered(
+            Question(resource), call.encode(), core.runtime.now() + UNDO_GRACE
+        )
         match parse_acquire(reply):
             case Granted(index):
                 return index

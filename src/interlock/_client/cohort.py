@@ -186,11 +186,11 @@ class Cohort:
             and (self.reservation is None or self.reservation.may_pass(now))
         )
 
-    def next_fence(self, now: float) -> int:
+    def take_reserved_fence(self, now: float) -> int:
         """The fence of the next section; 0 if the server must be asked first, for fences or for a fresh reply."""
         return self.reservation.take(now) if self.reservation is not None else 0
 
-    def reserve(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
+    def note_reserved_fences(self, fence: int, now: float, *, sent: float, others_wait: bool) -> None:
         """Note the reply to a reservation: the section's fence, before the reserved ones, and whether others wait."""
         if self.reservation is None:
             self.reservation = Reservation()

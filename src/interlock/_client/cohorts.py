@@ -117,17 +117,17 @@ class Cohorts:
             first = cohort.first()
             if first is None or not cohort.may_pass(grant, now) or not self.book.may_pass(hold):
                 return False
-            hold.grant = Grant(hold, first, cohort.next_fence(now), now)  # from here on it has passed
+            hold.grant = Grant(hold, first, cohort.take_reserved_fence(now), now)  # from here on it has passed
             grant.mark_released()
         _wake(first)
         return True
 
-    def reserved(self, grant: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
+    def note_reserved_fences(self, grant: Grant, fence: int, *, sent: float, others_wait: bool) -> None:
         """Note the reply to a reservation: the fence of this section, and that the cohort has the fences after it."""
         with self.runtime.mutex:
             cohort = self.by_key.get(grant.resource.keys[0])
             if cohort is not None and cohort.section is grant:
-                cohort.reserve(fence, self.runtime.now(), sent=sent, others_wait=others_wait)
+                cohort.note_reserved_fences(fence, self.runtime.now(), sent=sent, others_wait=others_wait)
             grant.fence = fence
 
     def blocking(self, attempt: Attempt, arrived: float, *, answered: bool = False) -> Queued | None:

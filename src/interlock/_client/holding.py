@@ -112,7 +112,7 @@ class Holding:
                 until = max(hold.deadline, now + 0.5)
             was_held = False
             while True:
-                reply, _ = await self.requests.ask(releasing, args, until)
+                reply, _ = await self.requests.ask_until_answered(releasing, args, until)
                 held, again = reply  # a ReleaseReply, not built as one: each release would pay for that
                 # The first reply counts: before the next, another client may release. After the deadline, no reply of a
                 # quorum counts: a server that is away may have been one of those that granted the lock to another.
@@ -177,7 +177,7 @@ class Holding:
         ttl = max(0.001, capped_ttl(ttl, hold.max_hold_until - self.runtime.now(), self.server.drift))
         try:
             call = RenewCall([(hold.token, str(int(ttl * 1000)))])
-            reply, sent = await self.requests.ask(
+            reply, sent = await self.requests.ask_until_answered(
                 Question(hold.resource._replace(keys=hold.resource.renew_keys)),
                 call.encode(),
                 min(hold.deadline, self.runtime.now() + self.server.retry_for),

@@ -89,9 +89,9 @@ class LeaseEnds:
         self.end(hold)
         if grant.lease is None:  # its turn has come, and nobody has looked: so nobody will release it
             self.undo.add(hold.claim)
-        self._notify(grant, lease)
+        self._report_to_holder(grant, lease)
         if not had_ended:  # after the holder has learned of it
-            self._report_lost(grant, why, str(grant.error(why)))
+            self._log_loss(grant, why, str(grant.error(why)))
 
     def why_lost(self, grant: Grant, why: str) -> str:
         """This reason; and for how long the process stood still, if that kept the client from renewing the lease.
@@ -112,8 +112,8 @@ class LeaseEnds:
     def lose_late(self, grant: Grant, lease: Any) -> None:
         """Report a loss that the reply to a release has shown, for which the end of the `with` did not wait."""
         grant.end_reason = ENDED_BEFORE_RELEASE
-        self._notify(grant, lease)
-        self._report_lost(grant, ENDED_BEFORE_RELEASE, str(grant.error(ENDED_BEFORE_RELEASE)))
+        self._report_to_holder(grant, lease)
+        self._log_loss(grant, ENDED_BEFORE_RELEASE, str(grant.error(ENDED_BEFORE_RELEASE)))
 
     def revoked(self, token: str, why: str) -> None:
         """Handle the push that this lease was revoked, with the reason that the revoker gave."""
@@ -161,7 +161,7 @@ class LeaseEnds:
 
     def _report_orphan(self, grant: Grant, why: str, now: float) -> None:
         if why == DROPPED:
-            self._report_lost(grant, DROPPED, dropped_text(grant, now))
+            self._log_loss(grant, DROPPED, dropped_text(grant, now))
         elif (people := self.points.people) is not None:
             people.released(grant, now)
 
@@ -185,7 +185,7 @@ class LeaseEnds:
             if (people := self.points.people) is not None:
                 people.renewal_failed(grant)
 
-    def _notify(self, grant: Grant, lease: Any) -> None:
+    def _report_to_holder(self, grant: Grant, lease: Any) -> None:
         """Report the loss to the Lease, if there is one."""
         if lease is not None:
             try:
@@ -193,7 +193,7 @@ class LeaseEnds:
             except Exception as error:  # noqa: BLE001 (one failed report must not stop the reports of other losses)
                 self._log(grant, f"interlock: the loss of {grant.resource} could not be reported", error)
 
-    def _report_lost(self, grant: Grant, why: str, text: str) -> None:
+    def _log_loss(self, grant: Grant, why: str, text: str) -> None:
         self._log(grant, text)
         if (people := self.points.people) is not None:
             people.lost(grant, why, self.runtime.now())

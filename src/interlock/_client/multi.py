@@ -96,7 +96,7 @@ async def _send_call(
     core: Core, asking: Question, call: TogetherCall, until: float
 ) -> tuple[AllGranted | FirstRefused, float]:
     """The reply, and when the answered request was sent."""
-    reply, sent = await core.requests.ask(asking, call.encode(), until)
+    reply, sent = await core.requests.ask_until_answered(asking, call.encode(), until)
     return parse_together(reply), sent
 
 

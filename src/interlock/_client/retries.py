@@ -1,8 +1,8 @@
 """Asking a server: one request, sent again until a reply counts or no time is left.
 
 Theory. Each request but `execute` may be sent twice (see `acquiring.py`). So the client answers a lost reply by sending
-the request again. The caller must know what its requests may have left in the server, even if `ask` ends by an error, a
-cancellation or Ctrl-C. So `ask` notes that in the `Question`, which the caller keeps.
+the request again. The caller must know what its requests may have left in the server, even if `ask_until_answered` ends
+by an error, a cancellation or Ctrl-C. So `ask_until_answered` notes that in the `Question`, which the caller keeps.
 
 Rules.
  (a) A request that was sent and has no reply leaves its question in doubt, and a later reply does not end that doubt:
@@ -62,7 +62,7 @@ class Requests:
         self.closed = False
         self.answered: dict[object, float] = {}  # when the last request with a reply was sent, by node
 
-    async def ask(
+    async def ask_until_answered(
         self,
         question: Question,
         args: Sequence[Argument],
@@ -162,7 +162,7 @@ class Requests:
 
     async def query(self, resource: Resource, *args: Argument) -> Any:
         """The reply to a request after which nothing has to be undone: an inspect, a revoke."""
-        reply, _ = await self.ask(Question(resource), args, self.runtime.now() + RETRY_FOR)
+        reply, _ = await self.ask_until_answered(Question(resource), args, self.runtime.now() + RETRY_FOR)
         return reply
 
 
@@ -172,7 +172,7 @@ def closed_error(resource: Resource) -> ConfigError:
 
 
 def was_unanswered(error: BaseException) -> bool:
-    """Whether `ask` raised this error because no try was answered in time."""
+    """Whether `ask_until_answered` raised this error because no try was answered in time."""
     return isinstance(error, Unavailable) and error._unanswered
 
 

@@ -107,7 +107,7 @@ class Turns:
         Returns the lease; None if it has ended, and then this caller asks the server.
         """
         try:
-            has_fence = grant.fence != 0 or await self._reserve(grant)
+            has_fence = grant.fence != 0 or await self._reserve_fences(grant)
             if has_fence and (lease := self.begin_section(grant)) is not None:
                 return lease
             self.cohorts.drive_instead(grant)
@@ -118,20 +118,20 @@ class Turns:
             raise
         return None
 
-    async def _reserve(self, grant: Grant) -> bool:
+    async def _reserve_fences(self, grant: Grant) -> bool:
         """Ask the server for fences, and whether others wait. Returns False if it does not confirm the hold."""
         hold, who = grant.hold, grant.attempt
         message = ReserveCall(hold.token, who.ttl_ms, str(RESERVED)).encode()
         asking = Question(hold.resource)
         try:
-            raw, sent = await self.requests.ask(asking, message, min(who.until, hold.deadline))
+            raw, sent = await self.requests.ask_until_answered(asking, message, min(who.until, hold.deadline))
         except Unavailable:
             who.unanswered_since = min(who.unanswered_since, asking.unanswered_since)
             return False
         reply = ReserveReply.parse(raw)
         if reply.fence:
             hold.extend_deadline(sent, hold.ttl, self.server.drift)
-            self.cohorts.reserved(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
+            self.cohorts.note_reserved_fences(grant, reply.fence, sent=sent, others_wait=reply.others_wait)
         return reply.fence > 0
 
     def _look_for_own_section(self, attempt: Attempt, arrived: float, *, warn: bool) -> None:

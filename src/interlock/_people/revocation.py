@@ -132,7 +132,7 @@ class Revoking:
     async def _write(self, step: str, *fields: str) -> bool:
         core, call = self.core, NoteCall(self._operation, step, fields)
         try:
-            await core.requests.ask(Question(AUDIT), call.encode(), core.runtime.now() + core.try_for)
+            await core.requests.ask_until_answered(Question(AUDIT), call.encode(), core.runtime.now() + core.try_for)
         except LockError as error:
             log.warning(
                 "%s: the audit on the server does not get this revocation (%s): %s",

@@ -160,7 +160,7 @@ class Session:
         self.waiters.subscription_changed(channel)
         self.book.subscription_changed(channel)
 
-    def pushed(self, payload: bytes) -> None:
+    def dispatch_push(self, payload: bytes) -> None:
         """Handle a push to this client: a grant or a revocation."""
         verb, token, rest = (payload.decode(errors="replace") + "  ").split(" ", 2)
         if verb == "granted":

@@ -56,14 +56,14 @@ def check_subscribe_reply(reply: Any, channel: str, wanted: dict[str, None]) -> 
         )
 
 
-def dispatch_push(push: Any, handler: PushHandler, wanted: dict[str, None], subscribed_channels: set[str]) -> bool:
+def take_push(push: Any, handler: PushHandler, wanted: dict[str, None], subscribed_channels: set[str]) -> bool:
     """Give a message to the push handler, or note the start or end of a subscription in `subscribed_channels`.
 
     Returns whether the push is the reply to a command.
     """
     kind = push[0]
     if kind in (b"message", b"smessage"):
-        handler.pushed(push[2])
+        handler.dispatch_push(push[2])
     elif kind == b"subscribe":
         subscribed_channels.add(push[1].decode())
         handler.subscribed()

@@ -145,7 +145,7 @@ async def release(
     until = core.runtime.now() + core.patient_timeout
     was_ours, ask_again = False, 1
     while ask_again:  # one script call drops only a limited number of dead waiters
-        raw, _ = await core.requests.ask(asking, args, until)
+        raw, _ = await core.requests.ask_until_answered(asking, args, until)
         reply = ReleaseReply.parse(raw)
         was_ours |= bool(reply.was_ours)
         ask_again = reply.ask_again
@@ -178,6 +178,6 @@ async def extend(core: Core, resource: Resource, value: bytes, ttl: float, retry
     """
     until = core.runtime.now() + (core.patient_timeout if retry_for is None else retry_for)
     ttl_ms = str(max(1, int(ttl * 1000)))
-    reply, _ = await core.requests.ask(Question(resource), ("extend", value, ttl_ms), until)
+    reply, _ = await core.requests.ask_until_answered(Question(resource), ("extend", value, ttl_ms), until)
     code: int = reply[0]
     return code

@@ -12,7 +12,7 @@ from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.connections import PendingReplies
-from interlock._transports.pushes import check_subscribe_reply, dispatch_push, subscribe_commands
+from interlock._transports.pushes import check_subscribe_reply, subscribe_commands, take_push
 from interlock._transports.resp import PING, WAITING, Push, reader
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class AsyncioConnection(asyncio.Protocol):
             reader.feed(data)
             while (reply := reader.gets()) is not WAITING:
                 if type(reply) is Push:
-                    if dispatch_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
+                    if take_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
                         row[0].set_result(None)  # the server answers SUBSCRIBE by a push
                         row.popleft()
                 else:

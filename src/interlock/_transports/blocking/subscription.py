@@ -11,7 +11,7 @@ from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._transports.blocking.runtime import AutoResetEvent, Mutex, ThreadRuntime
-from interlock._transports.pushes import check_subscribe_reply, dispatch_push, next_pause, spread, subscribe_commands
+from interlock._transports.pushes import check_subscribe_reply, next_pause, spread, subscribe_commands, take_push
 from interlock._transports.resp import PING, Push
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Subscription:
             if type(reply) is not Push:
                 if channel := unanswered.popleft():  # "" is a PING
                     check_subscribe_reply(reply, channel, self.wanted)
-            elif dispatch_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
+            elif take_push(reply, self.pool.push_handler, self.wanted, self.subscribed):
                 unanswered.popleft()
 
     # The end
