@@ -20,8 +20,8 @@ What is different from python-redis-lock 4.0.1:
  5. An error of the release at the end of a `with` does not replace the error of its body: it is logged. If the server
     does not answer then, the release goes on in the background.
  6. A late copy of a release does not end a later section of the same Lock.
- 7. While the server is away, each call tries for 5 seconds before it raises redis-py's ConnectionError; an `acquire`
-    with `blocking=False` or a short `timeout` tries for a second.
+ 7. While the server is away, each call tries for 5 seconds before it raises redis-py's ConnectionError. An `acquire`
+    with a shorter `timeout` tries for that time, but for a second at least; with `blocking=False` for a second.
  8. In a cluster the name needs a hash tag, such as "{stock}:42"; there a release fails with CROSSSLOT.
  9. `reset_all` deletes keys that are strings only, in batches, and no lease of `Interlock.lock`.
 
