@@ -35,6 +35,7 @@ from interlock._people.observer import Observer, observe, stop_observing
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
 from interlock._transports.asyncio.runtime import AutoResetEvent
+from interlock.compat import threading as compat
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1")
@@ -162,6 +163,14 @@ def reign(locks, name):
     return locks.election(name)
 
 
+def drop_in(locks, name):
+    return compat.Lock(name, locks=locks)
+
+
+def nested_drop_in(locks, name):
+    return compat.RLock(name, locks=locks)
+
+
 def held(client) -> set[bytes]:
     """The names that are held, of any kind of lock."""
     return {
@@ -184,7 +193,9 @@ def quiet(monkeypatch):
 
 
 @rule(8, 11)
-@pytest.mark.parametrize("make", [*LOCKABLES, decorated, job, reign], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [*LOCKABLES, decorated, job, reign, drop_in, nested_drop_in], ids=lambda make: make.__name__
+)
 async def test_an_interrupt_at_any_step_of_a_section_leaves_nothing_held(server, clean, make):
     made = []  # a lockable that lives on must not keep its lease alive
 
@@ -195,7 +206,7 @@ async def test_an_interrupt_at_any_step_of_a_section_leaves_nothing_held(server,
             thing.run(lambda _: None)
         else:
             with thing:
-                if once_more and make is nested:
+                if once_more and make in {nested, nested_drop_in}:
                     section(thing, once_more=False)
 
     with interlock.Interlock(server.url) as locks:

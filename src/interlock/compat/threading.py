@@ -156,10 +156,8 @@ class _Exit(Section):
 
     def __call__(self, *args: Any) -> None:
         """Release what the `with` acquired, or what its body acquired in its place."""
-        error = args[-2]
         holder: _Holder[Any] = args[0] if len(args) > 3 else self.lockable  # first, if loaded from the class
-        self.lease = None
-        holder._leave(error)
+        holder._leave(self, args[-2])
 
     def __del__(self) -> None:
         if getattr(self, "lease", None) is not None and not self.by_hand:  # an interrupt may have ended __init__()
@@ -215,14 +213,16 @@ class _Holder(_Handle[T]):
     else:
         __exit__ = WithExit(_Exit)
 
-    def _leave(self, error: BaseException | None) -> None:
+    def _leave(self, section: _Exit, error: BaseException | None) -> None:
         """Leave a `with`: release, but let the error of its body pass."""
         try:
             lease = self._take()
         except (RuntimeError, ValueError):
+            section.lease = None
             if error is None:
                 raise
             return  # as after a Condition.wait() that was interrupted, and so could not acquire the lock again
+        section.lease = None  # not before: an interrupt would have left the lease among those that are kept
         lease.__exit__(None if error is None else type(error), error, None)
 
     @abstractmethod
