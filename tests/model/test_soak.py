@@ -98,8 +98,9 @@ def test_a_short_soak_of_the_simulator_prints_its_table(capsys):
     assert json.loads(turns.STATE.read_text()) == {'simulator, "late pushes"': turns.FIRST_SEED + turns.SEEDS // 4}
 
 
+@pytest.mark.parametrize("which", ["once", "endless"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(number, tmp_path):
+def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(number, which, tmp_path):
     """A shell lets what it runs in the background ignore SIGINT."""
     net = program(
         tmp_path, f"import os, time\nPath({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
@@ -108,8 +109,9 @@ def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(numb
         "import signal, sys; from pathlib import Path; from soak import turns, __main__ as soak\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         f"turns.STATE = Path({str(tmp_path / 'state.json')!r})\n"
-        f"turns.endless = lambda: [turns.Net({net.title!r}, {net.command!r}, 3)]\n"
-        "sys.exit(soak.main(['--hours', '1', '--without', 'test,plants', '--lanes', '1']))\n"
+        f"turns.once = turns.endless = lambda: []\n"
+        f"turns.{which} = lambda: [turns.Net({net.title!r}, {net.command!r}, 3)] * 2\n"
+        "sys.exit(soak.main(['--hours', '1', '--lanes', '1']))\n"
     )
     soak = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = tmp_path / "pid"
@@ -120,4 +122,5 @@ def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(numb
     out, _ = soak.communicate(timeout=60)
     assert soak.returncode == 130
     assert net.title in out
+    assert "nothing failed" in out
     assert not lives(int(child.read_text()))

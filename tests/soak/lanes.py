@@ -42,10 +42,11 @@ class Lanes:
         self._running: set[subprocess.Popen[bytes]] = set()
 
     def run_once(self, nets: Iterable[Net]) -> None:
-        """Run each of these to its end, one after the other."""
+        """Run each of these to its end, one after the other. Ctrl-C ends the turn, and goes on to the caller."""
         for net in nets:
-            if not self._stopped.is_set():
-                self._turn(net)
+            self._turn(net)
+            if self._stopped.is_set():
+                raise KeyboardInterrupt
 
     def run(self, groups: Sequence[Sequence[Net]], end: float) -> None:
         """Let each group of nets take turns in a lane of its own until then (`time.monotonic()`)."""
@@ -89,11 +90,12 @@ class Lanes:
                         os.killpg(process.pid, signal.SIGINT)
                 try:
                     status = process.wait(LONGEST)
-                except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                except subprocess.TimeoutExpired:
                     os.killpg(process.pid, signal.SIGTERM)
                     status = process.wait()
-                    if self._stopped.is_set():
-                        raise
+                except KeyboardInterrupt:  # in run_once(): the main thread has it, and waits for this turn itself
+                    self.stop()
+                    status = process.wait()
                 finally:
                     with self._mutex:
                         self._running.discard(process)
