@@ -3,13 +3,16 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 pytest.importorskip("lupa")
 
+from harness.processes import lives
 from plants import nets, table
 from plants.__main__ import main
 from plants.matrix import FOUND, KNOWN, LOCK, PLANTS
@@ -113,6 +116,31 @@ def test_the_table_names_what_was_missed(tmp_path):
 def test_the_page_has_a_place_for_the_table():
     text = table.PAGE.read_text()
     assert text.index(table.BEGIN) < text.index(table.END)
+
+
+def test_ctrl_c_ends_the_search_under_way(tmp_path):
+    """A net has a session of its own: no terminal signals it."""
+    pid = tmp_path / "pid"
+    (tmp_path / "sleeps.py").write_text(
+        f"import os, time\nfrom pathlib import Path\nPath({str(pid)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+    script = (
+        "import sys; from plants import __main__ as program, nets; from plants.plant import Plant\n"
+        "class Sleeps(nets.Net):\n"
+        "    title = 'sleeps'\n"
+        f"    def command(self, scratch): return [sys.executable, {str(tmp_path / 'sleeps.py')!r}]\n"
+        "program.PLANTS = {'nothing': Plant('nothing', (), (Sleeps(), Sleeps()))}\n"
+        "sys.exit(program.main(['--jobs', '1']))\n"
+    )
+    searching = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    while not (pid.exists() and pid.read_text()):
+        assert searching.poll() is None
+        time.sleep(0.02)
+    searching.send_signal(signal.SIGINT)
+    _, err = searching.communicate(timeout=60)
+    assert searching.returncode == 130
+    assert err == "stopped; what was found so far is kept\n"
+    assert not lives(int(pid.read_text()))
 
 
 def test_the_command_line(capsys, tmp_path, monkeypatch):

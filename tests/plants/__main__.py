@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from plants import table
+from plants import nets, table
 from plants.matrix import PLANTS
 from plants.nets import LIMIT, Finding, Net, WentWrongError
 
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"[{number}/{len(work)}] {how}: {plant.name} ({found.by})", flush=True)
                 status = status or int(not found.caught)
         except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            nets.stop()
             print("stopped; what was found so far is kept", file=sys.stderr)
             return 130
     missed = sum(not results.get(table.key(plant.name, net), {}).get("caught") for plant, net in work)

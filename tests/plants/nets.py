@@ -7,6 +7,7 @@ could not collect its tests) raises, since it has judged nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,17 +68,31 @@ class Net:
         return Finding(caught, seconds, by)
 
 
+_running: set[subprocess.Popen[bytes]] = set()
+_stopped = threading.Event()
+
+
+def stop() -> None:
+    """End the commands of all searches, now and later: each has a session of its own, which no Ctrl-C reaches."""
+    _stopped.set()
+    for process in [*_running]:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+
+
 def _run(command: list[str], env: dict[str, str], limit: float) -> tuple[int | None, str]:
     """The exit status and the output of a command; no status if it took longer than the limit."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, env=env, cwd=PROJECT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
+        _running.add(process)
         try:
-            status = process.wait(limit)
+            status = process.wait(0.0 if _stopped.is_set() else limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
+            _running.discard(process)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)  # histories stop their servers
                 try:
