@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Final
 
+HEADING: Final = re.compile(r"^##+ (.*)$", re.MULTILINE)  # one # is a comment in code
 BLOCK: Final = re.compile(r"^```mermaid\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CHARACTER, LINE = 6.9, 17  # pixels of a letter and of a line, at 13 pixels
 MARGIN = 12
@@ -27,16 +28,21 @@ SMALLEST = 600  # pixels: a narrower page scrolls a diagram sideways rather than
 
 def drawn(text: str) -> str:
     """The text of a page with its diagrams drawn, each as a block of raw HTML."""
-    return BLOCK.sub(lambda found: f"```{{raw}} html\n{svg(found[1])}\n```", text)
+
+    def block(found: re.Match[str]) -> str:
+        *_, heading = ["", *HEADING.findall(text, 0, found.start())]
+        return f"```{{raw}} html\n{svg(found[1], heading)}\n```"
+
+    return BLOCK.sub(block, text)
 
 
-def svg(source: str) -> str:
-    """One diagram."""
+def svg(source: str, name: str) -> str:
+    """One diagram. Who hears the page instead of seeing it hears the name."""
     first, *lines = [line.strip() for line in source.splitlines() if line.strip()]
     kinds = {"sequenceDiagram": _sequence, "stateDiagram-v2": _states, "flowchart LR": _tree}
     if first not in kinds:
         raise ValueError(f"this draws no {first!r}, only {', '.join(kinds)}")
-    return kinds[first](lines)
+    return kinds[first](lines).replace(' role="img"', f' role="img" aria-label="Diagram: {escape(name)}"', 1)
 
 
 def _width(words: str) -> float:

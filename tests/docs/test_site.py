@@ -58,7 +58,7 @@ DRAWN = [
 
 @pytest.mark.parametrize("source", DRAWN)
 def test_a_diagram_is_drawn_with_all_its_words_within_its_size(source):
-    drawn = diagrams.svg(source)
+    drawn = diagrams.svg(source, "")
     width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', drawn).groups())
     words = " ".join(re.findall(r"<text[^>]*>([^<]*)<", drawn))
     for said in re.findall(r": ([^\n]+)", source):
@@ -66,6 +66,11 @@ def test_a_diagram_is_drawn_with_all_its_words_within_its_size(source):
     for x, y in re.findall(r'[ M]x?="?(\d+\.\d) "?y?="?(\d+\.\d)', drawn):
         assert 0 <= float(x) <= width, drawn
         assert 0 <= float(y) <= height, drawn
+
+
+def test_a_diagram_has_the_name_of_its_section_for_those_who_hear_the_page():
+    page = "## Who waits\n\n### A & B\n\n```mermaid\nflowchart LR\nA[one] -->|yes| B[two]\n```\n"
+    assert 'role="img" aria-label="Diagram: A &amp; B"' in diagrams.drawn(page)
 
 
 def test_a_diagram_that_this_cannot_draw_is_refused():
@@ -76,7 +81,7 @@ def test_a_diagram_that_this_cannot_draw_is_refused():
         "flowchart LR\nA ==> B",
     ):
         with pytest.raises(ValueError, match=r"draws no|has"):
-            diagrams.svg(unknown)
+            diagrams.svg(unknown, "")
 
 
 # README.md and README.zh.md
