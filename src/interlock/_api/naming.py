@@ -69,7 +69,9 @@ class Naming:
             literals = [literal for literal, *_ in string.Formatter().parse(source)]
             self._budget = (most - len("".join(literals).encode(errors="replace"))) // max(1, len(fields))
             if fields and self._budget < CUT_BYTES:
-                raise ConfigError(f"{subject}: {what} is too long; a name has at most {MAX_NAME_BYTES} bytes")
+                raise ConfigError(
+                    f"{subject}: {what} is too long: of its {most} bytes, the fixed text leaves none for arguments"
+                )
             self._check_known(dict.fromkeys(fields, True))
         elif callable(source) and not inspect.iscoroutinefunction(source):
             self._parameters = _parameters(source)

@@ -148,7 +148,7 @@ def _state(view: View) -> Text:
 def _motion(view: View) -> Text:
     """Whether it moves or is stuck, for the callers that wait."""
     if view.motion == STUCK:
-        return Text(f"nobody else was granted it for {span(view.unchanged or 0.0)}, while others wait: stuck", "red")
+        return Text(f"it has not passed on for {span(view.unchanged or 0.0)}, while others wait: stuck", "red")
     served = "" if view.handovers is None else f", {moves(view.motion, view.handovers, None)} from process to process"
     return Text(f"it passes from holder to holder{served}")
 

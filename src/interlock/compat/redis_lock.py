@@ -423,7 +423,7 @@ def _renew(lockref: weakref.ref[Lock], interval: float, expire: float, stop: thr
                 )
                 return
             if not fails:
-                log.warning("%s was not renewed, and is tried again: %s", text, error, extra=fields)
+                log.warning("the renewal of %s failed, and interlock tries again: %s", text, error, extra=fields)
             pause, fails = min(interval, MAX_RENEWAL_TRY / 2, expire / 10), True
         else:
             expires_at, pause, fails = now() + expire, interval, False
