@@ -150,8 +150,9 @@ def test_a_command_of_a_section_that_has_passed_on_does_not_run_in_the_next_one(
 @rule(2, 6)
 def test_a_lease_whose_renewal_is_under_way_does_not_pass_on_and_is_never_forgotten(world, monkeypatch, clean):
     """Both the section that ended and the one that follows it stay in the book until their own end."""
-    lease, book, server = world.locks.lock("a", ttl=3).acquire(), world.core.book, world.locks._session.server
-    call, call_many, stop = world.comes(ttl=3), server.call_many, Stop()
+    # A lease passes on while half of its ttl is left, and its renewal begins after a third: a late worker has 1.5 s.
+    lease, book, server = world.locks.lock("a", ttl=9).acquire(), world.core.book, world.locks._session.server
+    call, call_many, stop = world.comes(ttl=9), server.call_many, Stop()
 
     async def slowly(messages, until):
         if any(args[0] == "renew" for _, _, args in messages):
