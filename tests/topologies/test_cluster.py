@@ -27,7 +27,7 @@ from interlock._protocol.timing import RETRY_FOR
 from interlock._quarantine.identity import Facts
 from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import SlotHistory
-from interlock._servers import single
+from interlock._servers import single, slot_map
 from interlock._servers.slots import SLOTS, slot_of, tag_of
 
 rule = pytest.mark.rule
@@ -737,8 +737,20 @@ async def test_a_lossless_failover_begins_no_quarantine(mode, clean, harmed):
 
 
 @rule(10)
-async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_quarantine(mode, clean, harmed):
+@pytest.mark.parametrize("is_silent", [False, True], ids=["", "silent when it was asked for a map"])
+async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_quarantine(
+    mode, clean, harmed, is_silent, monkeypatch
+):
     """The client knew that node by its earlier identity, until it read a map by chance."""
+    ask_server, silent = slot_map.ask_server, set()
+
+    def ask_server_once_silent(address, *args):
+        if (port := address.parameters["port"]) in silent:
+            silent.remove(port)
+            raise TimeoutError
+        return ask_server(address, *args)
+
+    monkeypatch.setattr(slot_map, "ask_server", ask_server_once_silent)
     locks = mode.interlock()
     server = await knows_all(mode, locks)
     name = next(iter(one_on_each(harmed, "again").values()))
@@ -746,11 +758,13 @@ async def test_a_slot_that_moves_to_a_node_that_was_demoted_and_promoted_has_no_
     new = _another(harmed, harmed.primary_of(slot))
     there = next(each for node, each in one_on_each(harmed, "there").items() if node is new)
     await use(locks.lock(name))
-    for _ in range(2):  # there and back, without loss
-        shard = harmed.primary_of(f"lock:{there}")
-        harmed.failover(harmed.replica_of(shard))
+    for is_back in (False, True):  # there and back, without loss
+        await until(lambda: not server.slots._learning and server.slots._runtime.now() >= server.slots._next_map_at)
+        serving = harmed.replica_of(harmed.primary_of(f"lock:{there}"))
+        harmed.failover(serving)
+        silent |= {serving.port} if is_silent and is_back else set()
         await use(locks.lock(there), 10)
-    serving = harmed.primary_of(f"lock:{there}")
+    assert not silent
     member = next(each for each in {*server.slots.serving} if each.address.parameters["port"] == serving.port)
     await until(lambda: member.history.identity_at_map == member.history.latest.identity)
     old = harmed.primary_of(slot)

@@ -321,12 +321,14 @@ class SlotMap:
     # The identities of its nodes
 
     def _unidentified(self) -> list[Node]:
-        """The primaries that answer, and whose identity may have changed since the client read the map."""
+        """The primaries whose identity may have changed since the client read the map.
+
+        Also those that have failed: they may answer again, and then nobody would read a map.
+        """
         return [
             each
             for each in self.primaries
-            if not each.failed_at
-            and (not each.has_answered or each.history.identity_at_map != each.history.latest.identity)
+            if not each.has_answered or each.history.identity_at_map != each.history.latest.identity
         ]
 
     async def _learn_identities(self) -> None:
