@@ -156,8 +156,9 @@ class _Exit(Section):
 
     def __call__(self, *args: Any) -> None:
         """Release what the `with` acquired, or what its body acquired in its place."""
+        error = args[-2]
         holder: _Holder[Any] = args[0] if len(args) > 3 else self.lockable  # first, if loaded from the class
-        holder._leave(self, args[-2])
+        holder._leave(self, error)
 
     def __del__(self) -> None:
         if getattr(self, "lease", None) is not None and not self.by_hand:  # an interrupt may have ended __init__()
