@@ -136,7 +136,7 @@ class Client:
             any(task.in_section for task in self.process.tasks)
             or session.book.held() or session.ends.dropped or session.waiters.registered
             or session.core.cohorts.by_key
-            or session.owed or session.undo.jobs or session.leaving.left
+            or session.owed or session.undo.jobs or session.unread_releases.left
             or session.core.requests.closed
         )  # fmt: skip
 

@@ -88,8 +88,8 @@ class Coverage:
         for grant in session.book.held():
             yield from self._states_of_lease(grant, session)
         for state, claims in (
-            ("releasing", len(session.owed) > len(session.undo.jobs) + len(session.leaving.left)),
-            ("left", session.leaving.left),
+            ("releasing", len(session.owed) > len(session.undo.jobs) + len(session.unread_releases.left)),
+            ("left", session.unread_releases.left),
             ("undoing", session.undo.jobs),
         ):
             if claims:

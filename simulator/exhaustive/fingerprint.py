@@ -38,7 +38,7 @@ PASSED_OVER: Final = {
     "Pool": {"tasks", "address", "push_handler", "sent", "silence", "listens"},
     "Proofs": {"runtime", "find_least_ttl"},
     "LeaseEnds": {"runtime", "reports", "points", "wake_renewer_at", "on_tick"},
-    "Leaving": {"server", "runtime", "wake_at"},
+    "UnreadReleases": {"server", "runtime", "wake_at"},
     "Renewer": {"server", "runtime", "points", "ask"},
     "Requests": {"server", "runtime", "answered"},
     "ServerHistory": {"address", "display_url", "quarantine_seconds", "mark"},

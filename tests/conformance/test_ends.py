@@ -280,11 +280,11 @@ async def test_close_gives_back_a_lease_whose_release_the_worker_is_about_to_sen
     grant, token = lease._grant, lease.token
     session.undo.wake_at = lambda _: None  # so that the real workers leave it to this test
     session.owed[token] = grant.hold.claim  # as Holding does before it sends the release
-    session.leaving.left.append(Left(grant, None, None, session.runtime.now() + 1000))
+    session.unread_releases.left.append(Left(grant, None, None, session.runtime.now() + 1000))
     session.book.remove(grant.hold)
     grant.end(grant.RELEASED)
     session.undo.add(grant.hold.claim)  # it sends the release again
-    session.leaving.left.clear()
+    session.unread_releases.left.clear()
     released = session.stop_granting(announce=False)
     assert token in [attempt.token for attempt in released]
     await release(mode, session, released)

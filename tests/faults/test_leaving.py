@@ -33,13 +33,13 @@ DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 def left(mode, locks):
     """The releases of this client at whose replies nobody has looked."""
-    return mode.session(locks).leaving.left
+    return mode.session(locks).unread_releases.left
 
 
 def settled(mode, locks) -> bool:
     """Whether the client waits for no reply, and undoes nothing."""
     session = mode.session(locks)
-    return not session.leaving.left and not session.undo.jobs and not session.owed
+    return not session.unread_releases.left and not session.undo.jobs and not session.owed
 
 
 async def in_one_thread(mode, made, blocking, not_blocking):
@@ -314,7 +314,7 @@ async def test_release_waits_for_the_reply(mode, clean):
 def test_a_loss_is_reported_though_a_thread_keeps_the_connection_of_an_earlier_release(server, clean, closes):
     told = []
     with interlock.Interlock(server.url, confirm=False) as locks:
-        leaving, pool = locks._session.leaving, locks._session.server.pool
+        unread, pool = locks._session.unread_releases, locks._session.server.pool
         with locks.lock("b", on_lost=told.append):
             other = pool.take()
             with locks.lock("a"):
@@ -322,12 +322,12 @@ def test_a_loss_is_reported_though_a_thread_keeps_the_connection_of_an_earlier_r
             busy = pool.take()  # another thread uses it, and is slow
             other.checkin()
             clean.delete("lock:b")
-        assert [each.sent.connection is busy for each in leaving.left] == [True, False]
+        assert [each.sent.connection is busy for each in unread.left] == [True, False]
         if closes:
             locks.close()
         else:
             wait_until(lambda: told)
-            assert [each.sent.connection is busy for each in leaving.left] == [True]
+            assert [each.sent.connection is busy for each in unread.left] == [True]
         wait_until(lambda: told)
         busy.checkin()
 
@@ -343,7 +343,7 @@ def test_an_error_in_place_of_the_reply_drops_the_connections_once(server_pool, 
         drop_all = pool.drop_all
         with locks.lock("a"):
             client.replicaof("127.0.0.1", "1")
-        (left,) = locks._session.leaving.left
+        (left,) = locks._session.unread_releases.left
         pool.drop_all = lambda: drops.append(drop_all())
         wait_until(lambda: left.sent.reply is not None)
         assert "READONLY" in str(left.sent.reply)
@@ -387,7 +387,7 @@ def test_a_reply_is_not_lost_while_a_thread_that_stands_still_keeps_its_connecti
     """As when the process was stopped for a while: the reply is there, and may tell of a loss."""
     told = []
     with interlock.Interlock(server.url, confirm=False) as locks:
-        leaving = locks._session.leaving
+        leaving = locks._session.unread_releases
         with locks.lock("a", on_lost=told.append):
             clean.delete("lock:a")
         busy = locks._session.server.pool.take()
@@ -478,7 +478,7 @@ async def test_close_and_the_worker_do_not_wait_for_one_reply_at_once(mode, clea
 @pytest.mark.runs_on("valkey-9.1", modes="threads")
 def test_after_close_the_worker_says_nothing_of_a_release_that_close_has_repeated(server, clean, proxy, caplog):
     locks = interlock.Interlock(f"{proxy.url}?socket_timeout=30", confirm=False)
-    worker = locks._session.leaving
+    worker = locks._session.unread_releases
     with locks.lock("a"):
         proxy.freeze()
     wait_until(lambda: worker.left[0].sent.connection not in worker.server.pool.idle)  # the worker waits for the reply
@@ -550,7 +550,7 @@ def test_a_child_after_fork_expects_no_reply_to_a_release_of_its_parent(server, 
         child = os.fork()
         session = locks._session
         if not child:
-            assert not session.leaving.left and not session.undo.jobs
+            assert not session.unread_releases.left and not session.undo.jobs
             with locks.lock("b", timeout=5):
                 pass
             os._exit(7)
@@ -587,7 +587,7 @@ async def test_a_task_that_is_cancelled_as_it_leaves_has_left(server, clean):
             with pytest.raises(asyncio.CancelledError):
                 await task
             inside.clear()
-            await until(lambda: not locks._session.leaving.left and not clean.exists("lock:a"))
+            await until(lambda: not locks._session.unread_releases.left and not clean.exists("lock:a"))
         assert not locks._session.undo.jobs
 
 

@@ -111,13 +111,13 @@ def test_a_thread_that_leaves_tolerates_another_that_forgets_what_it_looks_at(se
             return has_one
 
     with interlock.Interlock(server.url, confirm=False) as locks:
-        leaving = locks._session.leaving
-        leaving.left = Raced()
+        unread = locks._session.unread_releases
+        unread.left = Raced()
         for _ in range(3):
             with locks.lock("a"):
                 pass
-            leaving.due()
-            run(leaving.settle(FOREVER, leaving.runtime.now() + 1))
+            unread.due()
+            run(unread.settle(FOREVER, unread.runtime.now() + 1))
 
 
 @rule(8)

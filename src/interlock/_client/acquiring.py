@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from interlock._client.lease_ends import LeaseEnds
     from interlock._client.people import SayMore
     from interlock._client.places import Place
-    from interlock._client.unread_releases import Leaving
+    from interlock._client.unread_releases import UnreadReleases
     from interlock._client.waiting import Waiters
     from interlock._protocol.resource import Resource
 
@@ -93,7 +93,7 @@ class Core:
         server: Server,
         waiters: Waiters,
         ends: LeaseEnds,
-        leaving: Leaving,
+        unread_releases: UnreadReleases,
         process_id: str,
         caller: Callable[[Resource], tuple[str, weakref.ref[Any] | None]],
         max_ttl: float,
@@ -119,7 +119,7 @@ class Core:
         self.has_cohorts = not server.is_quorum  # all servers of a quorum would have to reserve the same fences
         self.points = Points()
         self.giving_back = GivingBack(ends, self.points)
-        self.holding = Holding(self.requests, self.giving_back, leaving, max_ttl)
+        self.holding = Holding(self.requests, self.giving_back, unread_releases, max_ttl)
         self.self_waits = SelfWaits(self.book, all_books)
         self.turns = Turns(self.requests, self.cohorts, self.giving_back, self.self_waits, self._begin_section)
         self.say_more = say_more  # adds to the error of a timeout what people know of the holder

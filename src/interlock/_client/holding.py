@@ -39,18 +39,20 @@ if TYPE_CHECKING:
 
     from interlock._client.giving_back import GivingBack
     from interlock._client.retries import Requests
-    from interlock._client.unread_releases import Leaving
+    from interlock._client.unread_releases import UnreadReleases
 
 
 class Holding:
     """The leases of one client, as their holders use them."""
 
-    def __init__(self, requests: Requests, giving_back: GivingBack, leaving: Leaving, max_ttl: float) -> None:
+    def __init__(
+        self, requests: Requests, giving_back: GivingBack, unread_releases: UnreadReleases, max_ttl: float
+    ) -> None:
         self.requests = requests
         self.server = requests.server
         self.runtime = requests.runtime
         self.giving_back = giving_back
-        self.leaving = leaving
+        self.unread_releases = unread_releases
         self.ends = giving_back.ends
         self.book = giving_back.ends.book
         self.cohorts = giving_back.ends.cohorts
@@ -90,7 +92,7 @@ class Holding:
     async def _release_held(self, grant: Grant, now: float, *, waits: bool = True) -> bool:
         """Release a lease that had not ended at the time `now`. See release().
 
-        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `Leaving.leave`.
+        Unless it `waits`, returns True as soon as the release is sent, if that is possible: see `UnreadReleases.leave`.
         """
         hold = grant.hold
         attempt = hold.claim
@@ -105,7 +107,7 @@ class Holding:
             grant.announce_release()
             self.ends.end(hold)
             args = encode_release(attempt.token, tombstone_ms(attempt), attempt.resource.release_args)
-            if not waits and self.leaving.leave(grant, args):
+            if not waits and self.unread_releases.leave(grant, args):
                 return True
             until = FOREVER
             if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
@@ -142,7 +144,7 @@ class Holding:
     async def exit_section(self, grant: Grant, error: BaseException | None) -> None:
         """End a section. Raises LeaseLost if the lease ended before, unless the body raised an error already.
 
-        With `confirm=False` the release may be on its way when this returns: see `Leaving.leave`.
+        With `confirm=False` the release may be on its way when this returns: see `UnreadReleases.leave`.
         If the server is away now, the body has still finished under a valid lease: no error is raised, the release
         goes on in the background, and the lease runs out by itself.
         """

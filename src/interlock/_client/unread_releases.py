@@ -43,7 +43,7 @@ class Left(NamedTuple):
     sent_at: float
 
 
-class Leaving:
+class UnreadReleases:
     """The releases of one client that nobody waits for. Its worker runs the undos, too."""
 
     def __init__(self, server: Server, undo: Undo, ends: LeaseEnds, wake_at: Callable[[float], None]) -> None:

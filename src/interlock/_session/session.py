@@ -23,7 +23,7 @@ from interlock._client.owed import Owed
 from interlock._client.renewal import Renewer
 from interlock._client.reports import Reports
 from interlock._client.undo import Undo, release_message
-from interlock._client.unread_releases import Leaving
+from interlock._client.unread_releases import UnreadReleases
 from interlock._client.waiting import Waiters
 from interlock._client.worker import Worker
 from interlock._people import grant_log, observer
@@ -100,7 +100,7 @@ class Session:
             self.book, self.cohorts, self.undo, self.waiters, self.reports, renewal.wake_at, self._look_at_held
         )
         self.renewer = renewal.task = Renewer(server, self.book, self.ends)
-        self.leaving = undo.task = Leaving(server, self.undo, self.ends, undo.wake_at)
+        self.unread_releases = undo.task = UnreadReleases(server, self.undo, self.ends, undo.wake_at)
         self.registry = Registry(
             server,
             self.waiters,
@@ -123,7 +123,7 @@ class Session:
             server,
             self.waiters,
             self.ends,
-            self.leaving,
+            self.unread_releases,
             str(process),
             self.caller,
             self.max_ttl,
@@ -204,7 +204,7 @@ class Session:
             if why != DROPPED:
                 self.owed[hold.token] = hold.claim
         dropped = [attempt for _, attempt in snapshot(self.ends.dropped)]
-        self.leaving.forget_all()
+        self.unread_releases.forget_all()
         return [*(grant.hold.claim for grant in held), *dropped, *waiting, *list(self.owed.values())]
 
     async def release_all(self, attempts: list[Attempt], server: Server, until: float) -> None:
@@ -227,7 +227,7 @@ class Session:
         open_sessions.discard(self)
         now = self.runtime.now()
         try:
-            await self.leaving.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
+            await self.unread_releases.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
 
