@@ -323,11 +323,11 @@ class SlotMap:
     def _unidentified(self) -> list[Node]:
         """The primaries whose identity may have changed since the client read the map.
 
-        Also those that have failed: they may answer again, and then nobody would read a map.
+        Last come those that have failed: they may answer again, and then nobody would read a map.
         """
         return [
             each
-            for each in self.primaries
+            for each in sorted(self.primaries, key=lambda node: node.failed_at)
             if not each.has_answered or each.history.identity_at_map != each.history.latest.identity
         ]
 
