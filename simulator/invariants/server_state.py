@@ -339,8 +339,10 @@ class ServerState:
             host.number < seen.lost_by and host.run_id.startswith(process) for host in self.group.hosts if process
         )
 
-    def _identity(self) -> bytes:
-        return self.group.primary.facts().identity.encode()
+    def _is_of_this_host(self, seen: Seen, identity: bytes) -> bool:
+        """Whether this is an identity of the primary: its first replica changes it, and a client may hear that late."""
+        process = self.group.primary.facts().identity.encode().partition(b":")[0]
+        return identity.partition(b":")[0] == process and not self._is_of_earlier_host(seen, identity)
 
     def _check_quarantine(self, seen: Seen, new: list[bytes], *, fresh: bool) -> None:
         """Check S13 for a script that ran while lost leases may last. `fresh`: its sender started later."""
@@ -352,7 +354,7 @@ class ServerState:
             seen.loss_recorded = True
             host = self.group.primary
             facts_show_loss = host.loaded and not host.promoted  # by its facts: it is young, and began with saved keys
-            if fresh and not facts_show_loss and record.split()[3] == self._identity():
+            if fresh and not facts_show_loss and self._is_of_this_host(seen, record.split()[3]):
                 self._start_over(seen)
         if new and seen.quarantine_until:
             left = seen.quarantine_until - self.trace.world.now

@@ -80,6 +80,7 @@ def test_each_situation_really_happens(profile, wanted, reports):
         (100318, "outlasting", "election"),  # a heartbeat waits for a round that has no reply
         (1000295, "crowd, loss", "rlock"),  # a late copy of an owner's acquire takes over from the owner's newer lease
         (1000243, "short and long restarts", "lock"),  # a holder reads late that others wait, and passes on from then
+        (20000581, "slow link restarts", "rwlock"),  # a new client's first grant, under an identity that has changed
     ],
 )
 def test_what_only_looked_like_a_fault_breaks_no_rule(seed, profile, subject):
