@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from docs.test_examples import blocks
+from harness.modes import wait_until
 from interlock.embedded import stop_shared
 
 pexpect = pytest.importorskip("pexpect")
@@ -76,6 +77,7 @@ def test_one_at_a_time_then_a_crash_then_a_loss(start):
     second.expect(seen("Enter gives"))
     earlier = int(second.match[2])
 
+    wait_until(lambda: f"/{second.pid}/MainThread" in interlock("ls"))  # once the process has reported it
     listed = interlock("ls")
     assert listed.splitlines()[0].split() == next(each for each in SEEN if each.startswith("NAME")).split()
     assert f"/{second.pid}/MainThread" in listed
