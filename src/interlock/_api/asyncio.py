@@ -63,14 +63,14 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
 
     def _open_server(self) -> Server:
         """A server for the running loop."""
-        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._servers.open_server import open_server  # noqa: PLC0415 (it imports redis-py)
         from interlock._transports.asyncio.runtime import AsyncioRuntime  # noqa: PLC0415
 
         return open_server(self._address, self._pool_type, AsyncioRuntime(), self._histories)
 
     def _farewell(self) -> Server:
         """A server that needs no loop, for the exit of the process."""
-        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._servers.open_server import open_server  # noqa: PLC0415 (it imports redis-py)
         from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
         from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
 

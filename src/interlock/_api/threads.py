@@ -42,7 +42,7 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
     _for_asyncio = False
 
     def _start(self) -> None:
-        from interlock._servers.open import open_server  # noqa: PLC0415 (it imports redis-py)
+        from interlock._servers.open_server import open_server  # noqa: PLC0415 (it imports redis-py)
         from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
         from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
 
