@@ -318,8 +318,8 @@ async def test_a_renewal_that_is_under_way_does_not_count(mode):
     replies = []
     on_state = renewer._on_state
 
-    async def under_way(*args, ask=renewer.ask):
-        answers = await ask(*args)
+    async def under_way(*args, send_renewals=renewer.send_renewals):
+        answers = await send_renewals(*args)
         if not replies:
             replies.extend(answers.states)
             # Between the request and its reply
@@ -332,7 +332,7 @@ async def test_a_renewal_that_is_under_way_does_not_count(mode):
             replies.append(lease.remaining())
 
     with contextlib.ExitStack() as with_pause:
-        renewer.ask, renewer._on_state = Pause(under_way), judged
+        renewer.send_renewals, renewer._on_state = Pause(under_way), judged
         renew_now(core, hold)
         await until(lambda: len(replies) == 2)
         assert replies[1] < 2

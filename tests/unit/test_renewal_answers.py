@@ -1,4 +1,4 @@
-"""What one round of renewals makes of the replies: see `ask` in `_client/renewal.py`. The servers here are stubs."""
+"""What one round of renewals makes of the replies: see `send_renewals` in `_client/renewal.py`. The servers here are stubs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from interlock._client.grant import AcquireOptions, Attempt, Hold
-from interlock._client.renewal import ask
+from interlock._client.renewal import send_renewals
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Route
 from interlock.primitives.codes import GRANTED
@@ -33,7 +33,7 @@ def test_a_reply_that_nobody_understands_keeps_no_other_node_from_its_renewals(u
         runtime=SimpleNamespace(now=lambda: 1.0), drift=0.0, ensure_subscribed=lambda _: None, call_many=call_many,
         route=lambda key: Route(key, 0), old_primary_may_still_grant=lambda _: False,
     )  # fmt: skip
-    answers = run(ask(server, holds, {}))
+    answers = run(send_renewals(server, holds, {}))
     (first, second, third) = answers.states
     assert (first, third) == ((one, RENEWED), (three, RENEWED))
     assert second[0] is two

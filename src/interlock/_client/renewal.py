@@ -54,7 +54,7 @@ class Renewer:
         self.book = book
         self.ends = ends
         self.points = ends.points
-        self.ask: Ask = ask  # `interlock.testing` puts a pause in its place
+        self.send_renewals: SendRenewals = send_renewals  # `interlock.testing` puts a pause in its place
 
     def due(self) -> float:
         """When the worker must renew leases: at once if any are set aside for renewal."""
@@ -80,7 +80,7 @@ class Renewer:
     async def _renew_once(self, holds: list[Hold], silent_nodes: dict[object, bytes]) -> list[list[Hold]]:
         """Ask about these leases. Returns those to ask about again at once; each list goes out together."""
         alive = [hold for hold in holds if hold.live_grant is not None]
-        sent, states, again = await self.ask(self.server, alive, silent_nodes)
+        sent, states, again = await self.send_renewals(self.server, alive, silent_nodes)
         for hold, state in states:
             self._on_state(hold, state, sent)
         return again
@@ -124,10 +124,10 @@ class Answers(NamedTuple):
 
 
 if TYPE_CHECKING:
-    Ask = Callable[[Server, list[Hold], dict[object, bytes]], Awaitable[Answers]]
+    SendRenewals = Callable[[Server, list[Hold], dict[object, bytes]], Awaitable[Answers]]
 
 
-async def ask(server: Server, holds: list[Hold], silent_nodes: dict[object, bytes]) -> Answers:
+async def send_renewals(server: Server, holds: list[Hold], silent_nodes: dict[object, bytes]) -> Answers:
     """Renew these leases by one message for each script and route. Adds silent nodes to `silent_nodes`."""
     sent = server.runtime.now()
     for hold in holds:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from interlock import aio, threads
     from interlock._client.acquiring import Core
     from interlock._client.grant import Grant, Hold
-    from interlock._client.renewal import Ask, Renewer
+    from interlock._client.renewal import Renewer, SendRenewals
     from interlock._connect.address import Address
     from interlock._protocol.resource import Script
     from interlock._protocol.server import Message, Reply
@@ -131,14 +131,14 @@ def pause_renewal(lease: Lease | str, *, remaining: float | None = None) -> Gene
 class Pause:
     """Stands before the questions of one renewer: each renewal of a paused lease fails, and no server hears of it."""
 
-    def __init__(self, ask: Ask) -> None:
-        self.ask = ask
+    def __init__(self, send_renewals: SendRenewals) -> None:
+        self.send_renewals = send_renewals
         self.paused: frozenset[Hold] = frozenset()
 
     async def __call__(self, server: AnyServer, holds: list[Hold], silent_nodes: dict[object, bytes]) -> Answers:
-        """See `interlock._client.renewal.ask`."""
+        """See `interlock._client.renewal.send_renewals`."""
         paused = [hold for hold in holds if hold in self.paused]
-        answers = await self.ask(server, [hold for hold in holds if hold not in self.paused], silent_nodes)
+        answers = await self.send_renewals(server, [hold for hold in holds if hold not in self.paused], silent_nodes)
         states = [
             (hold, Failed(PAUSED) if hold in self.paused else state)  # the request may have been under way
             for hold, state in answers.states
@@ -148,9 +148,9 @@ class Pause:
 
 def _pause_of(renewer: Renewer) -> Pause:
     """The Pause that stands before the questions of this renewer; made if there is none. Under `_pausing`."""
-    if not isinstance(renewer.ask, Pause):
-        renewer.ask = Pause(renewer.ask)
-    return renewer.ask
+    if not isinstance(renewer.send_renewals, Pause):
+        renewer.send_renewals = Pause(renewer.send_renewals)
+    return renewer.send_renewals
 
 
 class Held(NamedTuple):
