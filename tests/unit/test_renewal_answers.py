@@ -1,4 +1,4 @@
-"""What one round of renewals makes of the replies: see `send_renewals` in `_client/renewal.py`. The servers here are stubs."""
+"""What one round of renewals makes of the replies (`send_renewals` of `_client/renewal.py`). The servers are stubs."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Theory. A server that restarted, or a replica that took over, may have lost the last grants. The identity of the server
 shows this: the process (run_id) and the history of its writes (master_replid). The client reads the identity in the
 handshake of each connection, and a connection ends with the server's process. The client sends the identity with every
-message, as the *identity stamp* (see quarantine_left() in quarantine.lua). The scripts write the identity beside each
+message, as the *identity stamp* (see decide_quarantine() in quarantine.lua). The scripts write the identity beside each
 lock, so another identity there starts the quarantine of that lock. If a lock has no record, the client's own server
 history is the evidence: the identity that the client met before.
 

@@ -24,7 +24,7 @@
 --                           or in place of that " !><until, ms> <token> <why>" of the lease that was last taken by force:
 --                           fence, identity of the server and ttl of the last grant, the token released last, the
 --                           holder's token and channel; "-" is none. In a quarantine, the identity is the evidence, see
---                           quarantine_left(). The kind is "unknown" if a quarantine ended where no record was.
+--                           decide_quarantine(). The kind is "unknown" if a quarantine ended where no record was.
 --        3 queue    zset    as in queue.lua
 --        4 waiters  hash    as in queue.lua; a waiter wants "<kind> <ttl ms>"; the entry of an earlier version
 --                           has "<kind>" or "<kind> @<number>"
@@ -152,7 +152,7 @@ end
 -- `holder` is nil. The record stores the evidence for clients that have none.
 local function apply_quarantine(holder)
   if not is_readable then return end
-  local left_ms, evidence = quarantine_left(granted_by, last_ttl, fence)
+  local left_ms, evidence = decide_quarantine(granted_by, last_ttl, fence)
   if left_ms == 0 then return end
   if kind and granted_by ~= evidence then
     granted_by = evidence
@@ -319,7 +319,7 @@ elseif verb == 'renew' then
       -- The lease and its record have vanished together. The sender knows that the lease existed, so the
       -- identity that the sender names is evidence.
       if not holder and call('EXISTS', its_record) == 0 then
-        local left_ms, evidence = quarantine_left()
+        local left_ms, evidence = decide_quarantine()
         if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
       local stored = redis.pcall('GET', its_record)
@@ -360,7 +360,7 @@ elseif verb == 'revoke' then
   local named_evidence = parse_marker(token)
   if named_evidence then
     if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
-    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
+    local left_ms, evidence = decide_quarantine(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
     -- before another change. The comparison leaves out `since`, which another client may have lowered.
     if left_ms > 0 and string.match(evidence, '.*>') ~= string.match(named_evidence, '.*>') then return {0, pttl} end
@@ -394,7 +394,7 @@ elseif verb == 'keys' then
 elseif verb == 'inspect' then
   local max_waiters, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
   if (not holder or parse_marker(holder)) and read_record() then
-    local left_ms, evidence = quarantine_left(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
+    local left_ms, evidence = decide_quarantine(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     if left_ms > 0 then holder, pttl = '!quarantine:' .. evidence, left_ms end
   end
   local handed_over = {}

@@ -17,7 +17,7 @@ local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, L
 --
 --   1 .. 25   identity   of this server: "<12 characters of run_id>:<12 characters of master_replid>"
 --   26        mark       " "; "+": this server is one of a quorum; "*": it is the primary again, after another server
---   27 ..     history    "<since> <wait> <grace> <previous>[ <lossless>...]", which only quarantine_left() reads
+--   27 ..     history    "<since> <wait> <grace> <previous>[ <lossless>...]", which only decide_quarantine() reads
 --
 --   since      on this server's clock, ms: this identity began no later than then
 --   wait       ms: the longest ttl that a lease granted under an earlier identity may have, by this client's max_ttl

@@ -172,10 +172,10 @@ local function drop_expired()
   return has_more_expired
 end
 
--- Returns what quarantine_left() returns, after storing the evidence in the record for clients that have none.
+-- Returns what decide_quarantine() returns, after storing the evidence in the record for clients that have none.
 local function apply_quarantine()
   if not is_readable then return 0 end
-  local left_ms, evidence = quarantine_left(granted_by, last_ttl, fence)
+  local left_ms, evidence = decide_quarantine(granted_by, last_ttl, fence)
   if left_ms > 0 and granted_by ~= evidence then
     granted_by = evidence
     write_record(0)

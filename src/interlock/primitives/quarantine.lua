@@ -18,7 +18,7 @@
 -- met this server later, and therefore knows only a later `since`, does not wait longer; and that a client with a
 -- smaller `wait` than another one does not wait less. (An earlier version stores no `wait`.) A client that does not
 -- know that this server has returned knows only a `since` that is too early.
-local function quarantine_left(recorded, ttl, fence)
+local function decide_quarantine(recorded, ttl, fence)
   if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end
   local since, wait, grace, previous, lossless = string.match(STAMP, '[ +*](%d+) (%d+) (%d+) (%S+) ?(.*)')
   local evidence, successor, known_since, known_wait = string.match(recorded or '', '^([^>]*)>([^>]*)>(%d+)%+?(%d*)')
