@@ -6,7 +6,7 @@ The contract of each is the protocol `Server` in `_protocol/server.py`.
                    PendingCall has a reply that nobody waits for
     cluster        ClusterServer: asks the node of a slot;  slots: the slot of a key
     quorum         QuorumServer: asks all;  quorum_nodes: what it knows of each;  quorum_votes: what the replies mean
-    open           open_server makes the server for what the user named: a new class of server is made there
+    open_server    open_server() makes the server for what the user named: a new class of server is made there
 
 To add a server, follow "Add a server" in docs/internals/architecture.md.
 """
