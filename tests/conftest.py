@@ -64,13 +64,17 @@ BUSY = {
     "test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_simulator_snapshots", "test_exhaustive",
     "test_scripts", "test_simulator_beliefs",
 }  # fmt: skip
+# Their tests wait for failovers and processes, for minutes in sum: at the end of the run the cores would wait with them.
+PATIENT = {"test_cluster", "test_sentinel", "test_run"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Let tests that compute come first, on as many workers as there are cores; the others mostly wait.
 
-    Those that share the `reports` of many runs go to one worker, which computes these reports once.
+    Those that share the `reports` of many runs go to one worker, which computes these reports once. Beside them, each
+    module of PATIENT waits on a worker of its own, which starts its servers once. With --full each of these modules
+    would last longer than all others together, so its tests go to any worker.
     """
     busy = [item for item in items if item.path.stem in BUSY]
     for i, item in enumerate(busy):
@@ -78,6 +82,9 @@ def pytest_collection_modifyitems(config, items):
         item.add_marker(pytest.mark.xdist_group(f"busy {number}"))
     items[:] = [*busy, *(item for item in items if item.path.stem not in BUSY)]
     if not config.getoption("full"):
+        for item in items:
+            if item.path.stem in PATIENT:
+                item.add_marker(pytest.mark.xdist_group(item.path.stem))
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     if shard := config.getoption("shard"):
