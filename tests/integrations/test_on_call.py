@@ -39,8 +39,9 @@ def server():
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def client(server):
+    """A plain client of the server, which is empty: the tests use the same names for locks of several kinds."""
     with redis.Redis.from_url(server.url, decode_responses=True) as made:
         made.flushall()
         yield made
