@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 def believes() -> None:
-    """The client asks the server for a tenth of the ttl, and `ensure()` passes for all of it."""
+    """The client asks the server for a fiftieth of the ttl, and `ensure()` passes for all of it."""
     attempt = Core.attempt
 
-    def tenth(self: Core, *args: Any, **kwargs: Any) -> Attempt:
+    def fiftieth(self: Core, *args: Any, **kwargs: Any) -> Attempt:
         made = attempt(self, *args, **kwargs)
         made.options = copy.copy(made.options)
-        made.options.ttl_ms = str(int(made.ttl * 100))
+        made.options.ttl_ms = str(int(made.ttl * 20))
         return made
 
-    Core.attempt = tenth  # type: ignore[method-assign]
+    Core.attempt = fiftieth  # type: ignore[method-assign]
     Book.add = lambda _self, _grant: None  # type: ignore[method-assign]
 
 
