@@ -64,7 +64,7 @@ BUSY = {
     "test_simulator", "test_simulator_servers", "test_simulator_quorum", "test_simulator_snapshots", "test_exhaustive",
     "test_scripts", "test_simulator_beliefs",
 }  # fmt: skip
-# Their tests wait for failovers and processes, for minutes in sum: at the end of the run the cores would wait with them.
+# Their tests wait for failovers and processes, for minutes in sum: at the end of the run the cores would wait, too.
 PATIENT = {"test_cluster", "test_sentinel", "test_run"}
 
 
