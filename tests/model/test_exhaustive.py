@@ -15,6 +15,7 @@ from simulator.exhaustive import SUITE, Bounds, Design, orders, search
 from simulator.exhaustive.__main__ import main
 from simulator.exhaustive.automaton import Automaton
 from simulator.exhaustive.clients import World
+from simulator.exhaustive.fingerprint import PASSED_OVER, Walk, _slots_of
 from simulator.exhaustive.isolation import isolated
 from simulator.exhaustive.node import NOTHING, Lua, StoredLock, identity_stamp
 from simulator.exhaustive.process import ACQUIRES, IDLE, Input, Process, Shape
@@ -380,6 +381,21 @@ def test_a_process_does_the_same_again():
             one.close()
             other.close()
         automaton.close()
+
+
+def test_what_a_fingerprint_passes_over_is_a_field(monkeypatch):
+    """After a rename the walk would no longer pass over it."""
+    visit, fields = Walk._visit_object, {}
+
+    def noted(walk, value, kind):
+        slots = {name for each in kind.__mro__ for name in _slots_of(each)}
+        fields.setdefault(kind.__name__, set()).update(slots, getattr(value, "__dict__", ()))
+        visit(walk, value, kind)
+
+    monkeypatch.setattr(Walk, "_visit_object", noted)
+    orders.search(RESTARTS["a slow message"])
+    stale = [f"{kind}.{name}" for kind, names in PASSED_OVER.items() for name in names - fields.get(kind, set())]
+    assert stale == []
 
 
 def test_processes_that_differ_have_other_fingerprints():
