@@ -73,18 +73,17 @@ def pytest_collection_modifyitems(config, items):
     """Let tests that compute come first, on as many workers as there are cores; the others mostly wait.
 
     Those that share the `reports` of many runs go to one worker, which computes these reports once. Beside them, each
-    module of PATIENT waits on a worker of its own, which starts its servers once. With --full each of these modules
-    would last longer than all others together, so its tests go to any worker.
+    module of PATIENT waits on a worker of its own, which starts its servers once.
     """
     busy = [item for item in items if item.path.stem in BUSY]
     for i, item in enumerate(busy):
         number = 0 if "reports" in item.fixturenames else i % (os.cpu_count() or 1)
         item.add_marker(pytest.mark.xdist_group(f"busy {number}"))
+    for item in items:
+        if item.path.stem in PATIENT:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items[:] = [*busy, *(item for item in items if item.path.stem not in BUSY)]
     if not config.getoption("full"):
-        for item in items:
-            if item.path.stem in PATIENT:
-                item.add_marker(pytest.mark.xdist_group(item.path.stem))
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("full")])
         items[:] = [item for item in items if not item.get_closest_marker("full")]
     if shard := config.getoption("shard"):
