@@ -387,13 +387,13 @@ def test_a_reply_is_not_lost_while_a_thread_that_stands_still_keeps_its_connecti
     """As when the process was stopped for a while: the reply is there, and may tell of a loss."""
     told = []
     with interlock.Interlock(server.url, confirm=False) as locks:
-        leaving = locks._session.unread_releases
+        unread = locks._session.unread_releases
         with locks.lock("a", on_lost=told.append):
             clean.delete("lock:a")
         busy = locks._session.server.pool.take()
-        sent_at = leaving.left[0].sent_at
-        wait_until(lambda: leaving.next_look > sent_at + LOST_AFTER + 2 * LOOK_AFTER)  # the worker has looked by then
-        assert leaving.left
+        sent_at = unread.left[0].sent_at
+        wait_until(lambda: unread.next_look > sent_at + LOST_AFTER + 2 * LOOK_AFTER)  # the worker has looked by then
+        assert unread.left
         busy.checkin()
         wait_until(lambda: told)
     assert "no reply" not in caplog.text

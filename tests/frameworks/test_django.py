@@ -157,7 +157,7 @@ def test_the_tests_of_a_project_pass(start, tmp_path, database, server, clean):
     try:
         said = project.manage("test", "--noinput", *labels, within=180)
     finally:  # the check of embedded:// starts it, and it outlives its processes
-        start("-m", "interlock", "server", "stop", "--force", cwd=tmp_path, env=project.env).ended(60)
+        start("-m", "interlock", "server", "stop", "--force", env=project.env).ended(60)
     (ran,) = re.findall(r"Ran (\d+) tests", said)
     assert int(ran) >= (95 if is_sqlite else 65), said
     assert ("skipped" in said) == is_sqlite, said
