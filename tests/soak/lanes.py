@@ -7,6 +7,7 @@ waits most of the time, but its bounds of time want a processor.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -66,7 +67,8 @@ class Lanes:
         self._stopped.set()
         with self._mutex:
             for process in self._running:
-                os.killpg(process.pid, signal.SIGINT)
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and its lane has not yet noted that
+                    os.killpg(process.pid, signal.SIGINT)
 
     def _lane(self, nets: Sequence[Net], end: float) -> None:
         for net in cycle(nets):
