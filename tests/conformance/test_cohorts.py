@@ -135,6 +135,7 @@ async def test_the_next_caller_goes_on_with_the_place_of_a_driver_that_gives_up(
 async def test_the_last_caller_that_gives_up_leaves_the_servers_queue(mode):
     holder, locks = mode.interlock(), mode.interlock()
     lease = await holder.lock("a").acquire()
+    await locks.ping()  # connecting is not what the timeouts are for
     calls = [asyncio.ensure_future(outcome(locks.lock("a").acquire(0.3 + i / 10))) for i in range(3)]
     await until(lambda: in_cohort(locks) == 2)
     assert [type(await call) for call in calls] == [AcquireTimeout] * 3

@@ -337,14 +337,16 @@ def foreign(place="x.py:1", fence=1.0):
 
 async def test_no_contents_of_the_registry_change_the_error_of_a_caller(mode, clean, monkeypatch):
     monkeypatch.setattr("interlock._people.timeouts.MIN_WAIT_TO_ASK", 0.2)
-    locks = mode.interlock()
+    locks, other = mode.interlock(), mode.interlock()
+    for each in (locks, other):
+        await each.ping()  # connecting is not what the timeouts are for
     for place, fence in (("x.py:1", float("inf")), ("x.py:1", float("nan")), (["x"], 1)):
         said_by_foreign(clean, [foreign(place, fence)])
         error = await waits_for(locks.lock("a"), 0.4)
         assert type(error) is AcquireTimeout, repr(error)
         assert (error.holder, error.place) == (FOREIGN, None)
     said_by_foreign(clean, [foreign("x.py:1\n\x1b[31mred")])
-    error = await waits_for(mode.interlock().lock("a"), 0.4)
+    error = await waits_for(other.lock("a"), 0.4)
     assert error.place == r"x.py:1\n\x1b[31mred"
     assert str(error).isprintable()
 

@@ -261,6 +261,7 @@ async def test_each_async_with_leaves_its_own_permit_in_whichever_task(server, c
 @rule(11)
 async def test_a_task_that_would_wait_for_itself_gets_an_error(server, clean):
     async with interlock.aio.Interlock(server.url) as locks:
+        await locks.ping()  # connecting is not what the timeout is for
         lock = locks.lock("a", timeout=0.2)
         async with lock:
             with pytest.raises(Deadlock, match="inside it already"):

@@ -383,7 +383,7 @@ async def test_a_lease_that_was_revoked(locks, tools):
 @case
 async def test_a_suspended_generator(locks, tools):
     async def inside(name):
-        async with locks.lock(name, timeout=0.3):
+        async with locks.lock(name, timeout=1):
             yield
 
     first, second = inside("a"), inside("a")

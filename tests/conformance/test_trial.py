@@ -43,6 +43,7 @@ def on(make):
     """A wrong use of `make(locks)`, in one call."""
 
     async def use(mode, locks, _):
+        await locks.ping()  # so that a short timeout is not over before its client has connected
         return await make(locks)
 
     return use
@@ -109,6 +110,7 @@ def beside(use):
     async def busy(mode, locks, _):
         # By another task: the same one would wait for itself.
         held = await asyncio.create_task(mode.interlock().lock("a").acquire())
+        await locks.ping()
         try:
             return await use(mode, locks)
         finally:
@@ -189,7 +191,13 @@ def of_another_kind(kind: str, other: str):
     """All ways to look at, take or revoke a name of this kind as if it were of the other one: each is refused."""
 
     async def use(mode, locks, client):
-        await occupy(mode, mode.interlock(), kind)
+        holder = mode.interlock()
+        # Its first subscription renews what it holds: that must not come between the two dumps.
+        await (await holder.lock("b").acquire()).release()
+        server = mode.session(holder).server
+        server.ensure_subscribed("b")
+        await until(lambda: server.subscription_of("b")[0] == "1")
+        await occupy(mode, holder, kind)
         thing = KINDS[other](locks)
         before = client.dump("lock:a")
         calls = [
