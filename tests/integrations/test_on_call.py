@@ -384,7 +384,7 @@ def test_wait_and_revoke_read_the_registry_once_for_a_holder_and_not_with_each_l
     with pytest.raises(LeaseLost), others.lock("a").acquire():
         place.added_to(glance(locks, "a", 1))
         assert reads() == before + 2
-        interlock("wait", "a", "-w", "0.3")  # once for its line on the terminal, once for its message
+        interlock("wait", "a", "-w", "1")  # once for its line on the terminal, once for its message
         assert reads() == before + 4
         interlock("revoke", "a", "--reason", "r", "--grace", "0.3")  # once for the holder that it shows
         assert reads() == before + 5
