@@ -211,8 +211,23 @@ def noted(function, topology):
     return call
 
 
-def pytest_configure():
+class FailuresAtOnce:
+    """Writes each failure when it happens: with --full the summary comes after an hour."""
+
+    def __init__(self, terminal):
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
     """Note what the tests start, and which servers of the pool they use."""
+    terminal = config.pluginmanager.getplugin("terminalreporter")
+    if config.getoption("full") and terminal is not None:  # a worker of xdist has none
+        config.pluginmanager.register(FailuresAtOnce(terminal))
     for kind, topology in ((Node, "server"), (Cluster, "cluster"), (Sentinels, "sentinel"), (Independents, "quorum")):
         kind.__init__ = noted(kind.__init__, topology)
     for name, topology in (("node", "server"), ("cluster", "cluster"), ("primary", "sentinel"), ("quorum", "quorum")):
