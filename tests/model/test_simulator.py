@@ -4,6 +4,7 @@ No test here needs what another one did: shares of the seeds may run anywhere, i
 """
 
 import ast
+import contextlib
 import inspect
 import json
 import os
@@ -893,15 +894,15 @@ def test_ctrl_c_sums_up_what_was_done(when):
             if when == "at work":
                 process.stdout.readline()  # the first share is done
             else:
-                wait_until(lambda: len(children(process.pid)) >= 2)
+                wait_until(lambda: len(children(process.pid)) >= 2 or process.poll() is not None)
             os.killpg(process.pid, signal.SIGINT)
-            try:
-                out = process.communicate(timeout=60)[0]
-            except subprocess.TimeoutExpired:
+            out = process.communicate(timeout=60)[0]
+        except (AssertionError, ProcessLookupError, subprocess.TimeoutExpired) as error:
+            with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGUSR1)  # it tells where it hangs
                 time.sleep(1)
                 os.killpg(process.pid, signal.SIGKILL)
-                pytest.fail(f"it goes on after Ctrl-C: {process.communicate()[0]}")
+            pytest.fail(f"{error!r}, status {process.poll()}: {process.communicate()[0]}")
         finally:
             process.kill()
     assert process.returncode == 130, out
