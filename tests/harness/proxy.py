@@ -121,7 +121,12 @@ class Proxy:
             if self.tcp:
                 client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server())
+            try:
+                server.connect(self._server())
+            except OSError:  # there is no server: its client learns that as it would without a proxy
+                client.close()
+                server.close()
+                return
             self.pairs |= {client: server, server: client}
             self.servers.add(server)
             for end in (client, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ from redis.exceptions import AskError, MovedError, TryAgainError
 from harness.matrix import required
 from harness.modes import wait_until
 from harness.processes import lives
+from harness.proxy import Proxy
 from harness.servers import KINDS, Missing
 from harness.topology import Cluster, Independents, Sentinels
 
@@ -297,3 +299,13 @@ sys.stdin.read()
         child.kill()
     assert len(pids) == 4
     wait_until(lambda: not any(lives(pid) for pid in pids))
+
+
+def test_a_proxy_without_a_server_ends_each_connection_and_goes_on(tmp_path):
+    with Proxy(tmp_path / "nobody") as proxy:
+        for _ in range(2):
+            with socket.socket(socket.AF_UNIX) as client_socket:
+                client_socket.settimeout(20)
+                client_socket.connect(proxy.path)
+                assert client_socket.recv(1) == b""
+        assert not proxy.pairs

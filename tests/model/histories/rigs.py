@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import socket
 import threading
 import time
 import warnings
@@ -21,6 +20,7 @@ from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask, info
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -111,14 +111,7 @@ class Line(Proxy):
 
     def _ready(self, one: Any) -> None:
         with contextlib.suppress(OSError):
-            if one is self.listener and not self._is_up():
-                self.listener.accept()[0].close()
-            else:
-                super()._ready(one)
-
-    def _is_up(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as tried:
-            return tried.connect_ex(self._server()) == 0
+            super()._ready(one)
 
     def _request(self, client: socket.socket, data: bytes) -> None:
         if (found := _PROCESS.search(data)) is not None:
