@@ -48,7 +48,8 @@ class Command(BaseCommand):
         written = Paper.objects.get(pk=paper.pk).words
         if self.words == "late":  # the control: the same without a guard
             Paper.objects.filter(pk=paper.pk).update(words="unguarded")
-        print(json.dumps({"way": way, "error": error, "written": written}), flush=True)
+        line = json.dumps({"way": way, "error": error, "written": written}) + "\n"
+        print(line, end="", flush=True)  # in one write: another thread logs to the same pipe
         connections.close_all()
 
     def write(self, way, paper, lease):
