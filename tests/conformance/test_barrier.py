@@ -237,11 +237,11 @@ async def test_the_parties_of_a_barrier_whose_keys_vanished_learn_that_it_is_bro
 
 async def test_more_parties_pass_than_one_script_call_wakes(mode):
     locks = mode.interlock()
-    barrier = locks.barrier("a", 40)
-    tasks = [asyncio.ensure_future(barrier.wait(timeout=50)) for _ in range(39)]
-    await until(lambda: waiting(barrier, 39))
+    barrier = locks.barrier("a", 100)
+    tasks = [asyncio.ensure_future(barrier.wait(timeout=50)) for _ in range(99)]
+    await until(lambda: waiting(barrier, 99))
     indices = [await barrier.wait(timeout=30), *await asyncio.wait_for(asyncio.gather(*tasks), 20)]
-    assert sorted(indices) == list(range(40))
+    assert sorted(indices) == list(range(100))
 
 
 async def test_bad_parties_and_timeouts_are_refused_before_anything_is_sent(mode, clean):

@@ -159,7 +159,7 @@ async def test_observers_of_a_foreign_key_without_a_ttl_do_not_spin(mode, clean)
 @rule(3)
 async def test_more_observers_get_a_change_than_one_script_call_wakes(mode):
     watching = mode.interlock()
-    watchers = [Watcher(mode, watching) for _ in range(40)]
+    watchers = [Watcher(mode, watching) for _ in range(80)]
     await until(lambda: all(watcher.told for watcher in watchers))
     lease = await mode.interlock().election("a").campaign()
     await until(lambda: all(getattr(watcher.last, "term", None) == lease.term for watcher in watchers), 20)

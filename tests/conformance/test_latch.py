@@ -185,8 +185,8 @@ async def test_a_revoked_latch_ends_for_all_its_waiters(mode):
 
 async def test_more_waiters_go_on_than_one_script_call_wakes(mode):
     latch = mode.interlock().latch("a", 1)
-    tasks = [asyncio.ensure_future(latch.wait(timeout=50)) for _ in range(40)]
-    await until(lambda: waiting(latch, 40))
+    tasks = [asyncio.ensure_future(latch.wait(timeout=50)) for _ in range(100)]
+    await until(lambda: waiting(latch, 100))
     await latch.count_down()
     await asyncio.wait_for(asyncio.gather(*tasks), 20)
 

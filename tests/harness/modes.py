@@ -53,8 +53,8 @@ async def until(condition, within: float = 30.0) -> None:
         pause = min(0.05, pause * 1.1)  # a condition that takes long need not be seen at once
 
 
-def wait_until(condition, within: float = 120.0) -> None:
-    """The same for tests of threads and processes alone; a process that starts on a busy machine may take long."""
+def wait_until(condition, within: float = 30.0) -> None:
+    """The same for tests of threads and processes alone."""
     end = machine_time() + within
     while not condition():
         assert machine_time() < end, f"not so within {within} s: {condition}"
