@@ -222,12 +222,15 @@ class FailuresAtOnce:
             self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext}")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config):
+def pytest_sessionstart(session):
+    """Let a long run write its failures at once."""
+    terminal = session.config.pluginmanager.getplugin("terminalreporter")
+    if session.config.getoption("full") and terminal is not None:  # a worker of xdist has none
+        session.config.pluginmanager.register(FailuresAtOnce(terminal))
+
+
+def pytest_configure():
     """Note what the tests start, and which servers of the pool they use."""
-    terminal = config.pluginmanager.getplugin("terminalreporter")
-    if config.getoption("full") and terminal is not None:  # a worker of xdist has none
-        config.pluginmanager.register(FailuresAtOnce(terminal))
     for kind, topology in ((Node, "server"), (Cluster, "cluster"), (Sentinels, "sentinel"), (Independents, "quorum")):
         kind.__init__ = noted(kind.__init__, topology)
     for name, topology in (("node", "server"), ("cluster", "cluster"), ("primary", "sentinel"), ("quorum", "quorum")):
