@@ -383,9 +383,10 @@ async def test_a_lease_that_was_revoked(locks, tools):
 @case
 async def test_a_suspended_generator(locks, tools):
     async def inside(name):
-        async with locks.lock(name, timeout=1):
+        async with locks.lock(name, timeout=0.3):
             yield
 
+    await locks.ping()  # connecting is not what the timeouts are for
     first, second = inside("a"), inside("a")
     await tools.step(first)
     with pytest.raises(AcquireTimeout, match="This very"):  # another one may drive the generator

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from harness.modes import outcome, real, until
+from harness.modes import outcome, real, subscribe, until
 from harness.servers import Node, free_ports
 from harness.topology.group import ask
 from harness.topology.sentinels import _Sentinel as Sentinel
@@ -43,7 +43,6 @@ def on(make):
     """A wrong use of `make(locks)`, in one call."""
 
     async def use(mode, locks, _):
-        await locks.ping()  # so that a short timeout is not over before its client has connected
         return await make(locks)
 
     return use
@@ -110,7 +109,6 @@ def beside(use):
     async def busy(mode, locks, _):
         # By another task: the same one would wait for itself.
         held = await asyncio.create_task(mode.interlock().lock("a").acquire())
-        await locks.ping()
         try:
             return await use(mode, locks)
         finally:
@@ -192,11 +190,7 @@ def of_another_kind(kind: str, other: str):
 
     async def use(mode, locks, client):
         holder = mode.interlock()
-        # Its first subscription renews what it holds: that must not come between the two dumps.
-        await (await holder.lock("b").acquire()).release()
-        server = mode.session(holder).server
-        server.ensure_subscribed("b")
-        await until(lambda: server.subscription_of("b")[0] == "1")
+        await subscribe(mode.session(holder), "b")  # no renewal may come between the two dumps
         await occupy(mode, holder, kind)
         thing = KINDS[other](locks)
         before = client.dump("lock:a")
@@ -1033,9 +1027,10 @@ USES = [
 async def test_a_wrong_use_is_named(mode, clean, use, record_property):
     if mode.name not in use.modes:
         pytest.skip(f"a wrong use in {use.modes[0]}")
-    error = None
+    locks, error = mode.interlock(try_for=2.0), None
+    await locks.ping()  # so that a short timeout is not over before its client has connected
     try:
-        await use.use(mode, mode.interlock(try_for=2.0), clean)
+        await use.use(mode, locks, clean)
     except Exception as raised:
         error = raised
     clean.delete("lock:a")  # a test leaves no key without an expiry

@@ -199,6 +199,12 @@ class Residue:
         assert not tasks
 
 
+async def subscribe(session, name: str) -> None:
+    """Subscribe the client, if a test must not see its first subscription: that renews what the client holds."""
+    session.server.ensure_subscribed(f"lock:{name}")
+    await until(lambda: is_subscribed(session, name))
+
+
 def is_subscribed(session, name: str = "a") -> bool:
     """Whether the client is subscribed to the channel of this lock, and the server has confirmed that."""
     return session.server.subscription_of(f"lock:{name}")[0] == "1"

@@ -15,7 +15,7 @@ import redis
 
 import interlock
 import interlock.aio
-from harness.modes import real, until
+from harness.modes import real, subscribe, until
 from harness.servers import free_ports
 from interlock import AcquireTimeout, LeaseLost, LeaseState
 from interlock._quarantine.server_histories import _histories
@@ -281,9 +281,7 @@ async def test_without_renewals_a_lease_is_in_jeopardy_until_they_go_on(mode):
 
 async def test_without_renewals_a_lease_is_lost_at_its_deadline(mode):
     locks = mode.interlock()
-    core = real(await held(mode, locks.lock("b")))._core
-    core.server.ensure_subscribed("b")
-    await until(lambda: core.server.subscription_of("b")[0] == "1")
+    await subscribe(mode.session(locks), "b")
     lease = await held(mode, locks.lock("a", ttl=30))  # its client need not ask about it before the renewal, after 10 s
     lost = lease.lost
     with pause_renewal(real(lease), remaining=0.3):
