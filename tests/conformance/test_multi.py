@@ -327,7 +327,7 @@ async def test_the_locks_of_a_process_that_is_killed_while_it_waits_for_others_a
 async def test_a_multi_lock_overtakes_no_waiter(mode):
     """A free lock with a waiter at the head of its queue goes to that waiter."""
     locks, others = mode.interlock(), mode.interlock()
-    held = await others.lock("a").acquire()
+    held = await mode.interlock().lock("a").acquire()  # a third client: its own callers would wait in its cohort
     task = asyncio.ensure_future(others.lock("a").acquire(timeout=30))
     await until(lambda: queued(others, 1))
     mine = asyncio.ensure_future(some(locks).acquire(timeout=30))
