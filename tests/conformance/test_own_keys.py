@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.modes import outcome
+from harness.modes import outcome, subscribe
 from interlock import ConfigError
 
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -20,7 +20,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_command_that_writes_a_key_of_the_lock_is_refused_and_nothing_is_sent(mode, clean, kind):
-    lease = await mode.keep(KINDS[kind](mode.interlock()))
+    locks = mode.interlock()
+    await subscribe(locks._session, "a")
+    lease = await mode.keep(KINDS[kind](locks))
     own = [*lease._grant.resource.keys]
     before = {key: clean.dump(key) for key in own}
     calls = {name: stats["calls"] for name, stats in clean.info("commandstats").items() if "eval" in name}
