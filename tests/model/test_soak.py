@@ -103,7 +103,9 @@ def test_a_short_soak_of_the_simulator_prints_its_table(capsys):
 def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(number, which, tmp_path):
     """A shell lets what it runs in the background ignore SIGINT."""
     net = program(
-        tmp_path, f"import os, time\nPath({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+        tmp_path,
+        f"import os, time\nprint('a lock was held twice', flush=True)\n"
+        f"Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\ntime.sleep(600)",
     )
     script = (
         "import signal, sys; from pathlib import Path; from soak import turns, __main__ as soak\n"
@@ -111,7 +113,7 @@ def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(numb
         f"turns.STATE = Path({str(tmp_path / 'state.json')!r})\n"
         f"turns.once = turns.endless = lambda: []\n"
         f"turns.{which} = lambda: [turns.Net({net.title!r}, {net.command!r}, 3)] * 2\n"
-        "sys.exit(soak.main(['--hours', '1', '--lanes', '1']))\n"
+        f"sys.exit(soak.main(['--hours', '1', '--lanes', '1', '--kept', {str(tmp_path / 'kept')!r}]))\n"
     )
     soak = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     child = tmp_path / "pid"
@@ -122,5 +124,9 @@ def test_a_signal_ends_the_turns_and_prints_the_table_in_the_background_too(numb
     out, _ = soak.communicate(timeout=60)
     assert soak.returncode == 130
     assert net.title in out
-    assert "nothing failed" in out
+    assert "nothing failed in the turns that ended" in out
+    (kept,) = (tmp_path / "kept").iterdir()
+    assert kept.read_text().startswith("a lock was held twice\n")  # what it had found before is not lost
+    assert f"{net.title}: interrupted: " in out
+    assert str(kept) in out
     assert not lives(int(child.read_text()))

@@ -1,8 +1,9 @@
 """Runs the turns of all nets until the time is over, and sums up.
 
 Rules. (a) A turn that began runs to its end, but no longer than `LONGEST`. (b) A turn that fails stops nothing: its
-output is kept, and the command that repeats it. (c) Half of the lanes play histories, and half simulate: a history
-waits most of the time, but its bounds of time want a processor.
+output is kept, and the command that repeats it. So is the output of a turn that Ctrl-C ends: it may have found
+something before. (c) Half of the lanes play histories, and half simulate: a history waits most of the time, but its
+bounds of time want a processor.
 """
 
 from __future__ import annotations
@@ -105,28 +106,34 @@ class Lanes:
                 net.add(sums)
                 net.sums["turns"] += 1
                 net.sums["seconds"] += round(time.monotonic() - began)
-                if status and not self._stopped.is_set():
-                    self._keep(net, command, status, output)
+                if status and self._stopped.is_set():
+                    net.interrupted.append(f"interrupted: {self._keep(command, output)}")
+                elif status:
+                    net.failed.append(f"exit status {status}: {self._keep(command, output)}")
         self.say(f"{net.title}: {net.sums['runs'] or net.sums['turns']}, {len(net.failed)} failed")
 
-    def _keep(self, net: Net, command: Sequence[str], status: int, output: Path) -> None:
+    def _keep(self, command: Sequence[str], output: Path) -> str:
+        """Keep the output of a turn. Returns the command that repeats the turn, and where the output is."""
         again = shlex.join(command[: command.index("--json")] if "--json" in command else command)
         self.kept.mkdir(parents=True, exist_ok=True)
         kept = self.kept / f"{len(list(self.kept.iterdir()))}.txt"
         kept.write_bytes(output.read_bytes())
-        net.failed.append(f"exit status {status}: {again}   (all it said: {kept})")
+        return f"{again}   (all it said: {kept})"
 
 
 def table(nets: Iterable[Net]) -> str:
-    """What each net has done, one line each, and the commands that failed."""
+    """What each net has done, one line each, and the commands that failed or were interrupted."""
     columns = ("turns", "runs", "events or sections", "faults", "losses told", "broken", "seconds")
     lines = [
         f"{'net':38}" + "".join(f"{name:>20}" if " " in name else f"{name:>10}" for name in columns) + "    failed"
     ]
     failed: list[str] = []
+    interrupted: list[str] = []
     for net in nets:
         if net.sums["turns"]:
             sums = [f"{net.sums[name]:>20,}" if " " in name else f"{net.sums[name]:>10,}" for name in columns]
             lines.append(f"{net.title:38}" + "".join(sums) + f"{len(net.failed):>10}")
             failed += [f"{net.title}: {each}" for each in net.failed]
-    return "\n".join([*lines, "", *(failed or ["nothing failed"])])
+            interrupted += [f"{net.title}: {each}" for each in net.interrupted]
+    nothing = "nothing failed in the turns that ended" if interrupted else "nothing failed"
+    return "\n".join([*lines, "", *(failed or [nothing]), *interrupted])

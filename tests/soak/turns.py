@@ -36,6 +36,8 @@ class Net:
     sums: Counter[str] = field(default_factory=Counter[str])
     failed: list[str] = field(default_factory=list[str])
     """The commands of the turns that failed."""
+    interrupted: list[str] = field(default_factory=list[str])
+    """The commands of the turns that Ctrl-C ended."""
 
     def turn(self, state: dict[str, int], json_file: Path) -> list[str]:
         """Return the command of the next turn, and move the next seed in `state` behind the seeds of that turn."""
