@@ -172,8 +172,9 @@ def pytest_pyfunc_call(pyfuncitem):
         await residue.none()
 
     cell = pyfuncitem.funcargs.get("cell")
-    # Debug mode, on by -X dev, keeps the stack of each callback: a third of the time of a test of asyncio.
-    debug = pyfuncitem.config.getoption("full")
+    # Debug mode, on by -X dev, keeps the stack of each callback: a third of the time of a test of asyncio. What it
+    # finds depends on no kind of server, so one kind is enough.
+    debug = pyfuncitem.config.getoption("full") and (cell is None or cell.kind == BASE)
     with asyncio.Runner(debug=debug, loop_factory=loop_of(cell)) as runner:
         runner.run(whole())
     return True
