@@ -11,7 +11,7 @@ import asyncio
 
 import pytest
 
-from harness.modes import outcome, queued, until
+from harness.modes import outcome, queued, subscribe, until
 from interlock import AcquireTimeout, ConfigError, LeaseLost
 from interlock._client.cohort import RESERVED
 
@@ -33,9 +33,17 @@ def fence_of(locks) -> int:
     return cohort_of(locks).section.fence
 
 
+async def held(locks, **options):
+    """A lease that may pass on: a client that subscribes asks about its leases, and none of these passes meanwhile."""
+    await subscribe(locks._session, "a")
+    lease = await locks.lock("a", **options).acquire()
+    await until(lambda: not locks._session.core.book.resubscribed)
+    return lease
+
+
 async def held_with_one_waiting(locks, **options):
     """A lease, and an acquire that waits behind it in the same process."""
-    lease = await locks.lock("a", **options).acquire()
+    lease = await held(locks, **options)
     waiting = asyncio.ensure_future(locks.lock("a", **options).acquire())
     await until(lambda: in_cohort(locks) == 1)
     return lease, waiting
@@ -63,7 +71,7 @@ async def test_a_lease_passes_on_with_a_fence_of_its_own(mode, clean):
 
 async def passes_on(locks, first: dict, second: dict) -> bool:
     """Whether a lease with these options passes to a caller with those, who stands in the server's queue."""
-    lease = await locks.lock("a", **first).acquire()
+    lease = await held(locks, **first)
     waiting = asyncio.ensure_future(locks.lock("a", **second).acquire())
     await until(lambda: queued(locks, 1))
     assert not in_cohort(locks)
@@ -166,7 +174,6 @@ async def test_a_caller_whose_time_is_over_in_the_cohort_learns_who_holds_the_lo
 async def test_a_revocation_ends_the_section_and_the_next_caller_asks_the_server(mode):
     locks = mode.interlock()
     lease, waiting = await held_with_one_waiting(locks)
-    await until(lambda: locks._session.waiters.server.subscription_of("lock:a") is not None)
     assert await mode.interlock().lock("a").revoke("disk full")
     await until(lambda: lease.state == "lost")
     await outcome(lease.release())  # which hands over at once
@@ -214,14 +221,14 @@ async def test_close_ends_the_wait_of_every_caller(mode):
 @rule(2)
 async def test_a_lease_passes_between_lock_rlock_and_synchronized(mode):
     locks = mode.interlock()
-    lease = await locks.lock("a").acquire()
+    lease = await held(locks)
     waiting = asyncio.ensure_future(locks.rlock("a").acquire())
     await until(lambda: in_cohort(locks) == 1)
     await lease.release()
     inner = await waiting
     assert inner.token == lease.token
     await inner.release()
-    outer, called = await locks.lock("a").acquire(), []
+    outer, called = await held(locks), []
     if mode.name == "threads":
         call = asyncio.ensure_future(mode.in_thread(locks.synchronized("a")(lambda: called.append(fence_of(locks)))))
     else:
