@@ -18,7 +18,8 @@ import pytest
 
 import interlock
 import interlock.aio
-from harness.modes import outcome, queued, until
+from harness.clock import machine_time
+from harness.modes import outcome, queued, subscribe, until
 from harness.proxy import Proxy
 from interlock import LeaseLost, LockError
 
@@ -71,6 +72,21 @@ async def test_a_lease_that_a_standstill_of_the_loop_has_cost_says_so(server, cl
                     await asyncio.sleep(60)
         seconds = float(str(caught.value).partition("still for ")[2].split()[0])
         assert seconds >= 0.5  # less than it was, and by no more than the worker may sleep
+
+
+@rule(6)
+async def test_no_standstill_is_longer_than_its_lease_is_old(server, clean):
+    """A client that has just subscribed looks at once at a new lease; "at once" is not the start of the machine."""
+    async with interlock.aio.Interlock(server.url) as locks:
+        await subscribe(locks._session, "a")
+        with pytest.raises(LeaseLost, match=STOOD_STILL) as caught:
+            async with locks.lock("a", ttl=0.5) as lease:
+                acquired = machine_time()
+                time.sleep(0.7)
+                lease.ensure()
+        age = machine_time() - acquired
+        seconds = float(str(caught.value).partition("still for ")[2].split()[0])
+        assert 0.5 <= seconds <= age + 1  # the request is older than the lease
 
 
 @rule(8)

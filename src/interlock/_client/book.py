@@ -124,7 +124,8 @@ class Book:
             if self.set_aside:
                 self.set_aside.pop(token, None)
         # At once if a channel was subscribed while all leases were set aside: the client then asks about its leases.
-        wake = 0.0 if self.resubscribed else min(due, hold.last_answered_sent + min(MAX_SLEEP, sleep))
+        asked = hold.last_answered_sent
+        wake = asked if self.resubscribed else min(due, asked + min(MAX_SLEEP, sleep))
         if wake < self.worker.asleep_until:
             self.worker.wake_at(wake)
 
