@@ -6,11 +6,9 @@ Not here: locks over TLS that work (the conformance suite), a cluster and sentin
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import select
-import shutil
 import socket
 import ssl
 import struct
@@ -18,13 +16,11 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from redis.connection import Connection, SSLConnection
+from redis.connection import Connection
 
 from harness.clock import machine_time
 from harness.modes import Residue, outcome, until
 from interlock import AcquireTimeout, ConfigError, Unavailable
-from interlock._connect import tls
-from interlock._connect.address import make_address
 from interlock._connect.refusals import connection_error
 from interlock._protocol.server import Disconnected
 
@@ -153,87 +149,3 @@ def test_a_tls_handshake_that_is_cut_off_is_no_config_error():
 async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
         await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)
-
-
-@pytest.fixture
-def over_tls(server_pool, cell):
-    """The host, port and authority of a server that speaks TLS; no context is shared yet."""
-    if cell.kind != "valkey-9.1":
-        pytest.skip("TLS needs Debian's server: once is enough")
-    node = server_pool.node("redis-7.0")
-    tls.forget_contexts()
-    yield f"rediss://127.0.0.1:{node.tls_port}", server_pool.certificate[2]
-    tls.forget_contexts()
-
-
-async def test_connections_share_a_context(mode, over_tls, monkeypatch):
-    url, authority = over_tls
-    made, make = [], ssl.create_default_context
-    monkeypatch.setattr(ssl, "create_default_context", lambda *args, **more: made.append(1) or make(*args, **more))
-    clients = [mode.interlock(f"{url}?ssl_ca_certs={authority}") for _ in range(3)]
-    leases = await asyncio.gather(*(each.lock(f"{i}").acquire() for i, each in enumerate(clients * 3)))
-    assert len(made) == 1
-    for lease in leases:
-        await lease.release()
-
-
-async def test_a_context_is_for_its_options_only(mode, over_tls):
-    url, authority = over_tls
-    assert await (await mode.interlock(f"{url}?ssl_ca_certs={authority}").lock("a").acquire()).release()
-    assert "not trusted" in str(await outcome(mode.interlock(url).lock("a").try_acquire()))
-    assert await (await mode.interlock(f"{url}?ssl_cert_reqs=none").lock("a").acquire()).release()
-    assert "not trusted" in str(await outcome(mode.interlock(url).lock("a").try_acquire()))
-
-
-async def test_a_file_that_was_renewed_counts_after_an_error_and_by_and_by(mode, over_tls, tmp_path, monkeypatch):
-    trustme = pytest.importorskip("trustme")  # needs a build of cryptography for this Python
-    url, authority = over_tls
-    file = tmp_path / "authority.pem"
-    trustme.CA().cert_pem.write_to_path(str(file))
-    locks = mode.interlock(f"{url}?ssl_ca_certs={file}")
-    for _ in range(2):
-        assert isinstance(await outcome(locks.lock("a").try_acquire()), ConfigError)
-    monkeypatch.setattr(tls, "MAX_AGE", 0.0)
-    shutil.copy(authority, file)
-    assert await (await locks.lock("a").acquire()).release()
-    trustme.CA().cert_pem.write_to_path(str(file))
-    assert isinstance(await outcome(mode.interlock(f"{url}?ssl_ca_certs={file}").lock("a").try_acquire()), ConfigError)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"ssl_cert_reqs": "none", "ssl_check_hostname": False},
-        {"ssl_cert_reqs": "optional"},
-        {"ssl_check_hostname": True},
-        {"ssl_ca_certs": "authority"},
-        {"ssl_ciphers": "ECDHE+AESGCM"},
-        {"ssl_min_version": ssl.TLSVersion.TLSv1_3},
-    ],
-    ids=str,
-)
-def test_threads_and_asyncio_share_what_redis_py_would_make(server_pool, options, monkeypatch):
-    server_pool.node("redis-7.0")
-    if "ssl_ca_certs" in options:
-        options = {"ssl_ca_certs": server_pool.certificate[2]}
-    connection = make_address("tls", {"host": "localhost", "port": 1, **options}).connection(1)
-    if not hasattr(SSLConnection, "_wrap_socket_with_ssl"):
-        pytest.skip("redis-py before 5.1 makes a context for each connection of a thread")
-    made = []
-    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", lambda context, *_, **more: made.append((context, more)))
-    SSLConnection._wrap_socket_with_ssl(connection, None)
-    connection._wrap_socket_with_ssl(None)
-    (theirs, their_words), (ours, words) = made
-    assert ours is tls.shared_context(options) is not theirs
-    assert words == their_words == {"server_hostname": "localhost"}
-    for name in ("verify_mode", "check_hostname", "verify_flags", "minimum_version", "maximum_version", "options"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.get_ca_certs() == theirs.get_ca_certs()
-    assert ours.get_ciphers() == theirs.get_ciphers()
-
-
-def test_options_of_threads_alone_are_left_to_redis_py():
-    assert tls.shared_context({"ssl_validate_ocsp": True}) is None
-    assert tls.shared_context({"ssl_ca_certs": "/nonexistent.pem"}) is None
-    assert tls.shared_context({"ssl_include_verify_flags": [ssl.VerifyFlags.VERIFY_X509_STRICT]}) is None

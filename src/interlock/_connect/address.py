@@ -22,7 +22,6 @@ import redis.connection
 import redis.retry
 from redis.backoff import NoBackoff
 
-from interlock._connect.tls import shared_context
 from interlock._protocol.log import log
 from interlock._protocol.timing import RETRY_FOR
 
@@ -188,12 +187,6 @@ class Address:
         connection = _connection_class(module, kind)(**parameters, **_NAMELESS, retry=retry, **more)
         connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
         connection.named = named
-        if kind == "tls":
-            options = {key: value for key, value in parameters.items() if key.startswith("ssl_")}
-            if module is _SYNC:
-                connection.tls_options = options
-            elif (context := shared_context(options)) is not None:
-                connection.ssl_context.context = context
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 
@@ -224,15 +217,8 @@ class _Packer:
 class _TLS(redis.connection.SSLConnection):
     """TLS for threads."""
 
-    tls_options: Mapping[str, Any]
-
     def _connect(self) -> Any:
         return _connect_or_close(_SYNC.SSLConnection._connect, self)
-
-    def _wrap_socket_with_ssl(self, sock: Any) -> Any:  # of redis-py 5.1; before that, each connection has a context
-        if (context := shared_context(self.tls_options)) is not None:
-            return context.wrap_socket(sock, server_hostname=self.host)
-        return _SYNC.SSLConnection._wrap_socket_with_ssl(self, sock)
 
 
 class _Unix(redis.connection.UnixDomainSocketConnection):

@@ -9,7 +9,6 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from redis.exceptions import TimeoutError as RedisTimeout
 
 from interlock._client.error_texts import server_error
-from interlock._connect.tls import forget_contexts
 from interlock._protocol.server import Disconnected, is_transient
 from interlock.errors import ConfigError, LockError
 
@@ -28,7 +27,6 @@ def connection_error(error: Exception, address: Address) -> Exception:
     if isinstance(error, ResponseError | AuthenticationError) and (refusal := _refusal(error, text, address)):
         return refusal
     if address.kind == "tls" and (advice := _tls_advice(error)):
-        forget_contexts()  # a file may be another one by the next try
         return ConfigError(f"{display_url}: {advice}")
     is_known = isinstance(error, RedisError | OSError)
     cause = text if is_known and text else f"{type(error).__name__}: {text}"
