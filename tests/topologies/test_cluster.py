@@ -238,9 +238,10 @@ async def test_execute_needs_keys_in_the_slot_of_its_lease(mode, clean):
 @pytest.mark.parametrize("cluster", [BASE], indirect=True)
 async def test_a_silent_node_delays_no_renewal_on_other_nodes(mode, clean, harmed):
     locks = mode.interlock(max_ttl=6)
-    leases = {name: await locks.lock(name, ttl=6).acquire() for name in (*PLAIN, *TAGGED)}
-    paused = harmed.primary_of(f"lock:{PLAIN[0]}")
-    others = [lease for name, lease in leases.items() if harmed.primary_of(f"lock:{name}") is not paused]
+    primaries = {name: harmed.primary_of(f"lock:{name}") for name in (*PLAIN, *TAGGED)}  # this blocks the event loop
+    leases = {name: await locks.lock(name, ttl=6).acquire() for name in primaries}
+    paused = primaries[PLAIN[0]]
+    others = [lease for name, lease in leases.items() if primaries[name] is not paused]
     paused.pause()
     began = mode.session(locks).runtime.now()
     grants = [lease._grant for lease in others]
