@@ -14,7 +14,7 @@ import pytest
 
 import interlock
 import interlock.aio
-from harness.modes import is_subscribed, outcome, queued, until
+from harness.modes import outcome, queued, subscribe, until
 from harness.stubs import StubEvent, StubServer
 from interlock import Unavailable
 from interlock._client.grant import Attempt
@@ -206,8 +206,7 @@ async def subscribed(mode):
     """A client to which pushes arrive already."""
     locks = mode.interlock()
     lease = await locks.lock("other").acquire()
-    mode.session(locks).server.ensure_subscribed("other")
-    await until(lambda: is_subscribed(mode.session(locks), "other"))
+    await subscribe(mode.session(locks), "other")
     await lease.release()
     return locks
 
