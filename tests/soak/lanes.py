@@ -110,7 +110,8 @@ class Lanes:
                     net.interrupted.append(f"interrupted: {self._keep(command, output)}")
                 elif status:
                     net.failed.append(f"exit status {status}: {self._keep(command, output)}")
-        self.say(f"{net.title}: {net.sums['runs'] or net.sums['turns']}, {len(net.failed)} failed")
+        interrupted = ", interrupted" if net.interrupted else ""
+        self.say(f"{net.title}: {net.sums['runs'] or net.sums['turns']}, {len(net.failed)} failed{interrupted}")
 
     def _keep(self, command: Sequence[str], output: Path) -> str:
         """Keep the output of a turn. Returns the command that repeats the turn, and where the output is."""
