@@ -157,7 +157,8 @@ def test_a_warning_about_the_server_is_logged_with_no_lock_of_the_client(server,
                 mutex.release()
 
     asking, log = Asking(), logging.getLogger("interlock")
-    with interlock.Interlock(server.url, max_ttl=3600) as locks:  # longer than the server of the tests has run
+    # max_ttl is longer than the server of the tests has run: with --full, that is hours.
+    with interlock.Interlock(server.url, max_ttl=7 * 24 * 3600) as locks:
         locks.lock("a").acquire().release()
         history = locks._session.server.history
         history.stamps.clear()
