@@ -6,21 +6,30 @@ Not here: locks over TLS that work (the conformance suite), a cluster and sentin
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import os
 import select
+import shutil
 import socket
 import ssl
 import struct
 import threading
+import time
+from inspect import signature
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from redis.connection import Connection
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.connection import Connection, SSLConnection
 
 from harness.clock import machine_time
-from harness.modes import Residue, outcome, until
+from harness.modes import Residue, outcome, until, wait_until
 from interlock import AcquireTimeout, ConfigError, Unavailable
+from interlock._connect import tls
+from interlock._connect.address import make_address
 from interlock._connect.refusals import connection_error
 from interlock._protocol.server import Disconnected
 
@@ -149,3 +158,351 @@ def test_a_tls_handshake_that_is_cut_off_is_no_config_error():
 async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server):
     with pytest.raises((ConfigError, Unavailable, AcquireTimeout)):
         await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)
+
+
+@pytest.fixture
+def over_tls(server_pool):
+    """The URL of a server that speaks TLS, and the file of its authority; no context is shared yet."""
+    node = server_pool.node("redis-7.0")
+    tls._all_shared.clear()
+    return f"rediss://127.0.0.1:{node.tls_port}", server_pool.certificate[2]
+
+
+@pytest.fixture
+def other_authority(tmp_path):
+    """A file with an authority that the server's certificate is not from."""
+    trustme = pytest.importorskip("trustme")  # needs a build of cryptography for this Python
+    file = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(file))
+    return file
+
+
+def shares(mode):
+    """Skip if redis-py makes a context for each connection of this mode."""
+    if mode.name == "threads" and not hasattr(SSLConnection, "_wrap_socket_with_ssl"):
+        pytest.skip("redis-py before 5.1 has no place to share the context of a thread")
+
+
+def count_contexts(monkeypatch):
+    """A list that grows with each context."""
+    made, make = [], ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", lambda *args, **more: made.append(1) or make(*args, **more))
+    return made
+
+
+async def test_connections_share_a_context(mode, over_tls, monkeypatch):
+    shares(mode)
+    url, authority = over_tls
+    made = count_contexts(monkeypatch)
+    clients = [mode.interlock(f"{url}?ssl_ca_certs={authority}") for _ in range(3)]
+    leases = await asyncio.gather(*(each.lock(f"{i}").acquire() for i, each in enumerate(clients * 3)))
+    assert len(made) == 1
+    for lease in leases:
+        await lease.release()
+
+
+async def test_a_context_is_for_its_options_only(mode, over_tls):
+    url, authority = over_tls
+    for _ in range(2):
+        assert await (await mode.interlock(f"{url}?ssl_ca_certs={authority}").lock("a").acquire()).release()
+        assert "not trusted" in str(await outcome(mode.interlock(url).lock("a").try_acquire()))
+        assert await (await mode.interlock(f"{url}?ssl_cert_reqs=none").lock("a").acquire()).release()
+
+
+async def test_a_file_that_was_renewed_counts_for_the_next_connection(mode, over_tls, other_authority):
+    url, authority = over_tls
+    url = f"{url}?ssl_ca_certs={other_authority}"
+    locks = mode.interlock(url)
+    assert isinstance(await outcome(locks.lock("a").try_acquire()), ConfigError)
+    before = other_authority.read_bytes()
+    shutil.copy(authority, other_authority)
+    assert await (await locks.lock("a").acquire()).release()
+    other_authority.write_bytes(before)
+    assert isinstance(await outcome(mode.interlock(url).lock("a").try_acquire()), ConfigError)
+
+
+def test_a_context_serves_for_its_time_only(mode, monkeypatch):
+    shares(mode)
+    tls._all_shared.clear()
+    first = context_of(mode.name, {})
+    assert context_of(mode.name, {}) is first
+    monkeypatch.setattr(tls, "MAX_AGE", 0.0)
+    assert context_of(mode.name, {}) is not first
+
+
+def is_being_made():
+    """Whether a thread makes a context."""
+    return any(not shared.is_ready.is_set() for shared in tls._all_shared.copy().values())
+
+
+async def test_a_file_that_does_not_answer_stops_no_connection_with_other_files(mode, over_tls, tmp_path):
+    url, authority = over_tls
+    silent = tmp_path / "silent.pem"
+    os.mkfifo(silent)  # opens when somebody opens it to write
+    hung = threading.Thread(target=outcome_of_context, args=("asyncio", {"ssl_ca_certs": str(silent)}), name="hung")
+    hung.start()
+    try:
+        await until(is_being_made)
+        assert await (await mode.interlock(f"{url}?ssl_ca_certs={authority}").lock("a").acquire()).release()
+    finally:
+        while hung.is_alive():
+            with contextlib.suppress(OSError), open(os.open(silent, os.O_WRONLY | os.O_NONBLOCK), "w"):
+                pass
+            hung.join(0.01)
+
+
+def context_of(mode_name, options):
+    """The context of a new connection with these options; of a mode of redis-py itself, if it begins with `plain`."""
+    address = make_address("tls", {"host": "localhost", "port": 1, **options})
+    if mode_name.endswith("asyncio"):
+        connection = address.async_connection(1)
+        make = (
+            AsyncSSLConnection._connection_arguments if "plain" in mode_name else type(connection)._connection_arguments
+        )
+        return make(connection)["ssl"]
+    connection = address.connection(1)
+    wrap = SSLConnection._wrap_socket_with_ssl if "plain" in mode_name else type(connection)._wrap_socket_with_ssl
+    with socket.socket() as unconnected, wrap(connection, unconnected) as wrapped:
+        return wrapped.context
+
+
+def outcome_of_context(mode_name, options):
+    """The context, or the error."""
+    try:
+        return context_of(mode_name, options)
+    except Exception as error:
+        return error
+
+
+FIELDS = ("verify_mode", "check_hostname", "verify_flags", "minimum_version", "maximum_version", "options")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"ssl_cert_reqs": "none", "ssl_check_hostname": False},
+        {"ssl_cert_reqs": "optional"},
+        {"ssl_check_hostname": True},
+        {"ssl_ca_certs": "authority"},
+        {"ssl_certfile": "certificate", "ssl_keyfile": "key"},
+        {"ssl_certfile": "both"},
+        {"ssl_ciphers": "ECDHE+AESGCM"},
+        {"ssl_min_version": ssl.TLSVersion.TLSv1_3},
+        {"ssl_include_verify_flags": [ssl.VerifyFlags.VERIFY_CRL_CHECK_LEAF]},
+        {"ssl_validate_ocsp": False},
+    ],
+    ids=str,
+)
+def test_a_shared_context_is_what_redis_py_would_make(mode, server_pool, options, monkeypatch, tmp_path):
+    shares(mode)
+    known = signature((SSLConnection if mode.name == "threads" else AsyncSSLConnection).__init__).parameters
+    if not known.keys() >= options.keys():
+        pytest.skip("this redis-py has no such option in this mode")
+    certificate, key, authority = server_pool.certificate
+    both = tmp_path / "both.pem"
+    both.write_text(Path(certificate).read_text() + Path(key).read_text())
+    files = {"certificate": certificate, "key": key, "authority": authority, "both": str(both)}
+    options = {name: files.get(value, value) if isinstance(value, str) else value for name, value in options.items()}
+    loaded, load = [], ssl.SSLContext.load_cert_chain
+
+    def load_noted(context, *args, **more):
+        loaded.append((args, more))
+        load(context, *args, **more)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_noted)
+    tls._all_shared.clear()
+    first, second = context_of(mode.name, options), context_of(mode.name, options)
+    theirs = context_of(f"plain {mode.name}", options)
+    assert first is second is not theirs
+    for name in FIELDS:
+        assert getattr(first, name) == getattr(theirs, name), name
+    assert first.get_ca_certs() == theirs.get_ca_certs()
+    assert first.get_ciphers() == theirs.get_ciphers()
+    assert len(loaded) in (0, 2)
+    assert loaded[:1] == loaded[1:]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ssl_ca_certs": "/nonexistent.pem"},
+        {"ssl_ca_certs": ""},
+        {"ssl_certfile": "/nonexistent.pem"},
+        {"ssl_ca_data": "junk"},
+        {"ssl_ciphers": "none of them"},
+    ],
+    ids=str,
+)
+def test_a_wrong_option_raises_at_each_connection_what_redis_py_raises(mode, options):
+    shares(mode)
+    theirs = outcome_of_context(f"plain {mode.name}", options)
+    for _ in range(2):
+        ours = outcome_of_context(mode.name, options)
+        if isinstance(theirs, Exception):
+            assert (type(ours), str(ours)) == (type(theirs), str(theirs))
+        else:  # redis-py passes over an empty name in asyncio
+            assert isinstance(ours, ssl.SSLContext)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"ssl_validate_ocsp_stapled": True}, {"ssl_validate_ocsp": True}, {"ssl_ca_data": bytearray(b"")}],
+    ids=str,
+)
+def test_options_that_cannot_be_a_key_or_need_more_than_a_context_are_not_shared(options):
+    assert tls.shared_context("threads", options, pytest.fail) is None
+
+
+def test_a_context_of_another_class_than_that_of_ssl_is_not_shared():
+    """With truststore, a socket names only the inner context, which does not ask the system's store."""
+    tls._all_shared.clear()
+    for _ in range(2):
+        assert tls.shared_context("threads", {}, object) is None
+    tls._all_shared.clear()
+
+
+def bare():
+    """A context that loads no certificates."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_error_or_an_interrupt_while_it_is_made_leaves_nothing(error):
+    tls._all_shared.clear()
+
+    def fail():
+        raise error
+
+    with pytest.raises(error):
+        tls.shared_context("asyncio", {}, fail)
+    assert not tls._all_shared
+    assert tls.shared_context("asyncio", {}, bare) is tls.shared_context("asyncio", {}, pytest.fail)
+
+
+def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
+    tls._all_shared.clear()
+    inner = []
+
+    def make():
+        inner.append(tls.shared_context("asyncio", {}, pytest.fail))
+        return bare()
+
+    began = time.monotonic()
+    assert isinstance(tls.shared_context("asyncio", {}, make), ssl.SSLContext)
+    assert time.monotonic() - began < tls.MAX_WAIT
+    assert inner == [None]
+
+
+def test_who_waits_for_a_context_that_fails_makes_an_own_one():
+    tls._all_shared.clear()
+    may_fail, others = threading.Event(), []
+
+    def fail():
+        may_fail.wait(30)
+        raise OSError
+
+    def first():
+        with contextlib.suppress(OSError):
+            tls.shared_context("asyncio", {}, fail)
+
+    threads = [threading.Thread(target=first, name="first")]
+    threads[0].start()
+    wait_until(is_being_made)
+    for i in range(3):
+        one = threading.Thread(
+            target=lambda: others.append(tls.shared_context("asyncio", {}, pytest.fail)), name=f"{i}"
+        )
+        one.start()
+        threads.append(one)
+    (shared,) = tls._all_shared.values()
+    wait_until(lambda: len(shared.is_ready._cond._waiters) == 3)
+    may_fail.set()
+    for one in threads:
+        one.join()
+    assert others == [None] * 3
+
+
+def test_nobody_waits_for_ever(monkeypatch):
+    """As for what an interrupt left behind before the making began: after one wait, others make a context again."""
+    tls._all_shared.clear()
+    monkeypatch.setattr(tls, "MAX_WAIT", 0.01)
+    tls.shared_context("asyncio", {}, bare)
+    (left,) = tls._all_shared.values()
+    left.context, left.maker = None, 0
+    left.is_ready.clear()
+    assert tls.shared_context("asyncio", {}, pytest.fail) is None
+    assert tls.shared_context("asyncio", {}, bare) is tls.shared_context("asyncio", {}, pytest.fail) is not None
+
+
+def test_what_is_old_is_dropped_and_nothing_else(monkeypatch):
+    tls._all_shared.clear()
+    for password in "ab":
+        tls.shared_context("asyncio", {"ssl_password": password}, bare)
+    assert len(tls._all_shared) == 2
+    monkeypatch.setattr(tls, "MAX_AGE", 0.0)
+    tls.shared_context("asyncio", {"ssl_password": "c"}, bare)
+    assert len(tls._all_shared) == 1
+
+
+def test_a_context_does_not_depend_on_the_current_directory(monkeypatch, tmp_path):
+    tls._all_shared.clear()
+    first = tls.shared_context("asyncio", {}, bare)
+    monkeypatch.chdir(tmp_path)
+    assert tls.shared_context("asyncio", {}, pytest.fail) is first
+
+
+@pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "SSL_CERT_FILE"])
+@pytest.mark.parametrize("change", ["another file", "new text", "new text, old time"])
+def test_each_file_counts_with_its_identity(option, change, tmp_path, monkeypatch):
+    tls._all_shared.clear()
+    file = tmp_path / "file"
+    file.write_text("a")
+    if option == "SSL_CERT_FILE":
+        monkeypatch.setenv("SSL_CERT_FILE", str(file))
+        option = "ssl_ciphers"
+    first = tls.shared_context("asyncio", {option: str(file)}, bare)
+    assert tls.shared_context("asyncio", {option: str(file)}, pytest.fail) is first
+    time_before = file.stat().st_mtime_ns
+    if change == "another file":
+        (tmp_path / "other").write_text("b")
+        (tmp_path / "other").rename(file)
+    while file.stat().st_ctime_ns == time_before:  # the clock of files advances in steps
+        file.write_text("b")
+    if "old time" in change:
+        os.utime(file, ns=(time_before, time_before))
+    assert tls.shared_context("asyncio", {option: str(file)}, bare) is not first
+
+
+def test_options_that_are_equal_but_not_the_same_share_nothing():
+    tls._all_shared.clear()
+    contexts = {tls.shared_context("asyncio", {"ssl_cert_reqs": value}, bare) for value in (0, False, 0.0)}
+    assert len(contexts) == 3
+
+
+def test_a_shared_context_checks_the_name_of_each_host():
+    tls._all_shared.clear()
+    for host in ("a.example", "b.example"):
+        address = make_address("tls", {"host": host, "port": 1})
+        assert address.async_connection(1)._connection_arguments()["host"] == host
+        connection = address.connection(1)
+        if hasattr(SSLConnection, "_wrap_socket_with_ssl"):
+            with socket.socket() as unconnected, connection._wrap_socket_with_ssl(unconnected) as wrapped:
+                assert wrapped.server_hostname == host
+
+
+@pytest.mark.skipif(not hasattr(SSLConnection, "_wrap_socket_with_ssl"), reason="redis-py before 5.1")
+def test_threads_and_asyncio_share_no_context():
+    """Each mode of redis-py makes its own: versions 5.1 to 7.1 read a certificate without a key in two ways."""
+    tls._all_shared.clear()
+    assert context_of("asyncio", {}) is context_of("asyncio", {})
+    assert context_of("asyncio", {}) is not context_of("threads", {})
+
+
+def test_a_child_begins_without_contexts():
+    tls._all_shared.clear()
+    context_of("asyncio", {})
+    assert tls._all_shared
+    if (child := os.fork()) == 0:
+        os._exit(len(tls._all_shared))
+    assert os.waitpid(child, 0)[1] == 0

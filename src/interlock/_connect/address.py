@@ -22,10 +22,12 @@ import redis.connection
 import redis.retry
 from redis.backoff import NoBackoff
 
+from interlock._connect.tls import shared_context
 from interlock._protocol.log import log
 from interlock._protocol.timing import RETRY_FOR
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
 
@@ -187,6 +189,8 @@ class Address:
         connection = _connection_class(module, kind)(**parameters, **_NAMELESS, retry=retry, **more)
         connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
         connection.named = named
+        if kind == "tls":
+            connection.tls_options = {name: value for name, value in parameters.items() if name.startswith("ssl_")}
         connection.driver_info = connection.lib_name = connection.lib_version = None  # saves two round trips
         return connection
 
@@ -217,8 +221,34 @@ class _Packer:
 class _TLS(redis.connection.SSLConnection):
     """TLS for threads."""
 
+    tls_options: Mapping[str, Any]
+
     def _connect(self) -> Any:
         return _connect_or_close(_SYNC.SSLConnection._connect, self)
+
+    def _wrap_socket_with_ssl(self, sock: Any) -> Any:  # of redis-py 5.1; before that, each connection has a context
+        context = shared_context("threads", self.tls_options, lambda: self._make_context(sock.family))
+        if context is None:
+            return _SYNC.SSLConnection._wrap_socket_with_ssl(self, sock)
+        return context.wrap_socket(sock, server_hostname=self.host)  # as redis-py does, without OCSP
+
+    def _make_context(self, family: int) -> ssl.SSLContext:
+        """Have redis-py make a context. It does so only to wrap a socket."""
+        with socket.socket(family) as unconnected:
+            wrapped = _SYNC.SSLConnection._wrap_socket_with_ssl(self, unconnected)
+        context: ssl.SSLContext = wrapped.context
+        wrapped.close()
+        return context
+
+
+class _AsyncTLS(redis.asyncio.connection.SSLConnection):
+    """TLS for asyncio."""
+
+    tls_options: Mapping[str, Any]
+
+    def _connection_arguments(self) -> Any:
+        self.ssl_context.context = shared_context("asyncio", self.tls_options, self.ssl_context.get)
+        return super()._connection_arguments()
 
 
 class _Unix(redis.connection.UnixDomainSocketConnection):
@@ -247,13 +277,13 @@ def _connect_or_close(connect: Callable[[Any], Any], connection: Any) -> Any:
 
 
 def _connection_class(module: Any, kind: str) -> Any:
-    if module is _SYNC and kind in _CLOSING:
-        return _CLOSING[kind]
-    names = {"tcp": "Connection", "tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}
+    if own := _OWN.get((module, kind)):
+        return own
+    names = {"tcp": "Connection", "unix": "UnixDomainSocketConnection"}
     return getattr(module, names[kind])
 
 
-_CLOSING: Final[dict[str, type]] = {"tls": _TLS, "unix": _Unix}
+_OWN: Final[dict[tuple[Any, str], type]] = {(_SYNC, "tls"): _TLS, (_SYNC, "unix"): _Unix, (_ASYNC, "tls"): _AsyncTLS}
 
 
 def make_address(kind: str, given: Mapping[str, Any]) -> Address:
