@@ -245,10 +245,11 @@ class _AsyncTLS(redis.asyncio.connection.SSLConnection):
     """TLS for asyncio."""
 
     tls_options: Mapping[str, Any]
+    ssl_context: Any
 
     def _connection_arguments(self) -> Any:
         self.ssl_context.context = shared_context("asyncio", self.tls_options, self.ssl_context.get)
-        return super()._connection_arguments()
+        return _ASYNC.SSLConnection._connection_arguments(self)
 
 
 class _Unix(redis.connection.UnixDomainSocketConnection):

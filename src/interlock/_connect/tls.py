@@ -24,7 +24,7 @@ import ssl
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,7 +62,11 @@ def shared_context(mode: str, options: Mapping[str, Any], make: Callable[[], ssl
     if any(value for name, value in options.items() if "ocsp" in name):
         return None
     try:
-        key = mode, frozenset((name, type(value), _hashable(value)) for name, value in options.items()), _files(options)
+        key: object = (
+            mode,
+            frozenset((name, type(value), _hashable(value)) for name, value in options.items()),
+            _files(options),
+        )
     except TypeError:
         return None
     shared = _all_shared.get(key)
@@ -81,7 +85,7 @@ def shared_context(mode: str, options: Mapping[str, Any], make: Callable[[], ssl
 
 def _make(key: object, shared: _Shared, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext | None:
     try:
-        context = make()
+        context: object = make()
         # Of truststore's contexts, a socket for threads knows only the inner one, which does not ask the system.
         shared.context = context if isinstance(context, ssl.SSLContext) else None
     except BaseException:
@@ -92,8 +96,9 @@ def _make(key: object, shared: _Shared, make: Callable[[], ssl.SSLContext]) -> s
     return shared.context
 
 
-def _hashable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value  # ssl_include_verify_flags is a list
+def _hashable(value: object) -> object:
+    # ssl_include_verify_flags is a list
+    return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
 def _files(options: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
