@@ -27,6 +27,7 @@ from redis.connection import Connection, SSLConnection
 
 from harness.clock import machine_time
 from harness.modes import Residue, outcome, until, wait_until
+from harness.topology.group import ask
 from interlock import AcquireTimeout, ConfigError, Unavailable
 from interlock._connect import tls
 from interlock._connect.address import make_address
@@ -162,8 +163,9 @@ async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server)
 
 @pytest.fixture
 def over_tls(server_pool):
-    """The URL of a server that speaks TLS, and the file of its authority; no context is shared yet."""
+    """The URL of an empty server that speaks TLS, and the file of its authority; no context is shared yet."""
     node = server_pool.node("redis-7.0")
+    ask(node, "FLUSHALL")
     tls._all_shared.clear()
     return f"rediss://127.0.0.1:{node.tls_port}", server_pool.certificate[2]
 

@@ -53,7 +53,7 @@ class _Shared:
 _all_shared: dict[object, _Shared] = {}  # by mode, options and files
 
 
-def shared_context(mode: str, options: Mapping[str, Any], make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext | None:
+def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], object]) -> ssl.SSLContext | None:
     """Return the context for a new connection in this mode with these `ssl_` options, made by `make` if there is none.
 
     Raises what `make` raises. Returns None if redis-py must make the context: by rule (c); with OCSP, for which
@@ -62,11 +62,7 @@ def shared_context(mode: str, options: Mapping[str, Any], make: Callable[[], ssl
     if any(value for name, value in options.items() if "ocsp" in name):
         return None
     try:
-        key: object = (
-            mode,
-            frozenset((name, type(value), _hashable(value)) for name, value in options.items()),
-            _files(options),
-        )
+        key = mode, frozenset((name, type(value), _hashable(value)) for name, value in options.items()), _files(options)
     except TypeError:
         return None
     shared = _all_shared.get(key)
@@ -83,9 +79,9 @@ def shared_context(mode: str, options: Mapping[str, Any], make: Callable[[], ssl
     return shared.context
 
 
-def _make(key: object, shared: _Shared, make: Callable[[], ssl.SSLContext]) -> ssl.SSLContext | None:
+def _make(key: object, shared: _Shared, make: Callable[[], object]) -> ssl.SSLContext | None:
     try:
-        context: object = make()
+        context = make()
         # Of truststore's contexts, a socket for threads knows only the inner one, which does not ask the system.
         shared.context = context if isinstance(context, ssl.SSLContext) else None
     except BaseException:
@@ -101,7 +97,7 @@ def _hashable(value: object) -> object:
     return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
-def _files(options: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+def _files(options: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
     """The identities of the files and directories that the options or the environment name."""
     trusted = ssl.get_default_verify_paths()
     return tuple(_identity(path) for path in (trusted.cafile, trusted.capath, *map(options.get, _FILES)))
