@@ -9,6 +9,7 @@ import time
 import pytest
 
 from harness.clock import machine_time
+from harness.matrix import uptime
 from harness.modes import SLACK, outcome, queued, real, until
 from harness.proxy import Proxy
 from harness.topology import Independents
@@ -392,7 +393,7 @@ async def test_revoke_by_force_ends_a_quarantine(mode, servers):
 async def test_a_fresh_client_trusts_no_server_that_is_younger_than_the_longest_lease(mode, servers):
     max_ttl = 4.0
     options = {"quarantine": True, "max_ttl": max_ttl}
-    await until(lambda: all(int(_uptime(node)) > max_ttl for node in nodes(servers)))
+    await until(lambda: all(uptime(node) > max_ttl for node in nodes(servers)))
     holder = quorum(mode, servers, **options)
     lease = await holder.lock("a", ttl=max_ttl, renew=False).acquire(timeout=10)
     ends = time.monotonic() + lease.remaining()
@@ -410,10 +411,6 @@ async def test_a_new_quorum_does_not_stall_its_first_user(mode):
     with Independents(number=3) as fresh:
         async with await mode.interlock(fresh.urls).lock("a").acquire(timeout=20):
             pass
-
-
-def _uptime(node) -> str:
-    return next(line for line in ask(node, "INFO", "server").splitlines() if "uptime_in_seconds" in line).split(":")[1]
 
 
 # What there is, and what there is not
