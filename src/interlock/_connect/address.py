@@ -186,7 +186,7 @@ class Address:
             parameters.get("socket_connect_timeout") or self.timeout, timeout / (3 if kind == "tls" else 2)
         )
         parameters |= {"protocol": 3, "socket_timeout": step_timeout, "socket_connect_timeout": step_timeout}
-        connection = _connection_class(module, kind)(**parameters, **_NAMELESS, retry=retry, **more)
+        connection = _CLASSES[module, kind](**parameters, **_NAMELESS, retry=retry, **more)
         connection.socket_timeout = step_timeout  # redis-py 5 forgets it for the unix socket of a blocking connection
         connection.named = named
         if kind == "tls":
@@ -277,14 +277,14 @@ def _connect_or_close(connect: Callable[[Any], Any], connection: Any) -> Any:
         raise
 
 
-def _connection_class(module: Any, kind: str) -> Any:
-    if own := _OWN.get((module, kind)):
-        return own
-    names = {"tcp": "Connection", "unix": "UnixDomainSocketConnection"}
-    return getattr(module, names[kind])
-
-
-_OWN: Final[dict[tuple[Any, str], type]] = {(_SYNC, "tls"): _TLS, (_SYNC, "unix"): _Unix, (_ASYNC, "tls"): _AsyncTLS}
+_CLASSES: Final[dict[tuple[Any, str], Any]] = {
+    (_SYNC, "tcp"): _SYNC.Connection,
+    (_SYNC, "tls"): _TLS,
+    (_SYNC, "unix"): _Unix,
+    (_ASYNC, "tcp"): _ASYNC.Connection,
+    (_ASYNC, "tls"): _AsyncTLS,
+    (_ASYNC, "unix"): _ASYNC.UnixDomainSocketConnection,
+}
 
 
 def make_address(kind: str, given: Mapping[str, Any]) -> Address:
