@@ -107,9 +107,16 @@ async def test_a_tls_connection_that_stops_half_way_leaves_no_socket(mode, serve
 
 
 def _inodes(sockets) -> set[str]:
-    import os
-
     return {os.readlink(f"/proc/self/fd/{one.fileno()}") for one in sockets}
+
+
+@pytest.fixture
+def other_authority(tmp_path):
+    """A file with an authority that the server's certificate is not from."""
+    trustme = pytest.importorskip("trustme")  # needs a build of cryptography for this Python
+    file = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(file))
+    return file
 
 
 @pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -123,15 +130,15 @@ def _inodes(sockets) -> set[str]:
     ],
     ids=["no authority", "another authority", "no such file", "junk"],
 )
-async def test_a_wrong_tls_configuration_raises_config_error_at_once(mode, server_pool, cell, tmp_path, wrong, says):
-    trustme = pytest.importorskip("trustme")  # needs a build of cryptography for this Python
+async def test_a_wrong_tls_configuration_raises_config_error_at_once(
+    mode, server_pool, cell, tmp_path, other_authority, wrong, says
+):
     if cell.kind != "valkey-9.1":
         pytest.skip("TLS needs Debian's server: once is enough")
     node = server_pool.node("redis-7.0")
-    other, junk = tmp_path / "other.pem", tmp_path / "junk.pem"
-    trustme.CA().cert_pem.write_to_path(str(other))
+    junk = tmp_path / "junk.pem"
     junk.write_text("junk")
-    url = node.tls_url.partition("?")[0] + wrong.format(other=other, junk=junk)
+    url = node.tls_url.partition("?")[0] + wrong.format(other=other_authority, junk=junk)
     started = machine_time()
     with pytest.raises(ConfigError, match=says):
         await mode.interlock(url).lock("a").acquire(timeout=20)
@@ -161,22 +168,20 @@ async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server)
         await mode.interlock(f"rediss://127.0.0.1:{server.port}").lock("a").acquire(timeout=1)
 
 
+@pytest.fixture(autouse=True)
+def nothing_shared():
+    """No context is shared before a test; and what it made, no other test shares."""
+    tls._all_shared.clear()
+    yield
+    tls._all_shared.clear()
+
+
 @pytest.fixture
 def over_tls(server_pool):
-    """The URL of an empty server that speaks TLS, and the file of its authority; no context is shared yet."""
+    """The URL of an empty server that speaks TLS, and the file of its authority."""
     node = server_pool.node("redis-7.0")
     ask(node, "FLUSHALL")
-    tls._all_shared.clear()
-    return f"rediss://127.0.0.1:{node.tls_port}", server_pool.certificate[2]
-
-
-@pytest.fixture
-def other_authority(tmp_path):
-    """A file with an authority that the server's certificate is not from."""
-    trustme = pytest.importorskip("trustme")  # needs a build of cryptography for this Python
-    file = tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(str(file))
-    return file
+    return node.tls_url.partition("?")[0], server_pool.certificate[2]
 
 
 def shares(mode):
@@ -225,7 +230,6 @@ async def test_a_file_that_was_renewed_counts_for_the_next_connection(mode, over
 
 def test_a_context_serves_for_its_time_only(mode, monkeypatch):
     shares(mode)
-    tls._all_shared.clear()
     first = context_of(mode.name, {})
     assert context_of(mode.name, {}) is first
     monkeypatch.setattr(tls, "MAX_AGE", 0.0)
@@ -234,7 +238,7 @@ def test_a_context_serves_for_its_time_only(mode, monkeypatch):
 
 def is_being_made():
     """Whether a thread makes a context."""
-    return any(not shared.is_ready.is_set() for shared in tls._all_shared.copy().values())
+    return any(not shared.done.is_set() for shared in tls._all_shared.copy().values())
 
 
 async def test_a_file_that_does_not_answer_stops_no_connection_with_other_files(mode, over_tls, tmp_path):
@@ -253,25 +257,22 @@ async def test_a_file_that_does_not_answer_stops_no_connection_with_other_files(
             hung.join(0.01)
 
 
-def context_of(mode_name, options):
-    """The context of a new connection with these options; of a mode of redis-py itself, if it begins with `plain`."""
+def context_of(mode_name, options, *, plain=False):
+    """The context of a new connection with these options; with `plain`, as redis-py makes it by itself."""
     address = make_address("tls", {"host": "localhost", "port": 1, **options})
-    if mode_name.endswith("asyncio"):
+    if mode_name == "asyncio":
         connection = address.async_connection(1)
-        make = (
-            AsyncSSLConnection._connection_arguments if "plain" in mode_name else type(connection)._connection_arguments
-        )
-        return make(connection)["ssl"]
+        return (AsyncSSLConnection if plain else type(connection))._connection_arguments(connection)["ssl"]
     connection = address.connection(1)
-    wrap = SSLConnection._wrap_socket_with_ssl if "plain" in mode_name else type(connection)._wrap_socket_with_ssl
+    wrap = (SSLConnection if plain else type(connection))._wrap_socket_with_ssl
     with socket.socket() as unconnected, wrap(connection, unconnected) as wrapped:
         return wrapped.context
 
 
-def outcome_of_context(mode_name, options):
+def outcome_of_context(mode_name, options, *, plain=False):
     """The context, or the error."""
     try:
-        return context_of(mode_name, options)
+        return context_of(mode_name, options, plain=plain)
     except Exception as error:
         return error
 
@@ -313,9 +314,8 @@ def test_a_shared_context_is_what_redis_py_would_make(mode, server_pool, options
         load(context, *args, **more)
 
     monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load_noted)
-    tls._all_shared.clear()
     first, second = context_of(mode.name, options), context_of(mode.name, options)
-    theirs = context_of(f"plain {mode.name}", options)
+    theirs = context_of(mode.name, options, plain=True)
     assert first is second is not theirs
     for name in FIELDS:
         assert getattr(first, name) == getattr(theirs, name), name
@@ -338,7 +338,7 @@ def test_a_shared_context_is_what_redis_py_would_make(mode, server_pool, options
 )
 def test_a_wrong_option_raises_at_each_connection_what_redis_py_raises(mode, options):
     shares(mode)
-    theirs = outcome_of_context(f"plain {mode.name}", options)
+    theirs = outcome_of_context(mode.name, options, plain=True)
     for _ in range(2):
         ours = outcome_of_context(mode.name, options)
         if isinstance(theirs, Exception):
@@ -358,10 +358,8 @@ def test_options_that_cannot_be_a_key_or_need_more_than_a_context_are_not_shared
 
 def test_a_context_of_another_class_than_that_of_ssl_is_not_shared():
     """With truststore, a socket names only the inner context, which does not ask the system's store."""
-    tls._all_shared.clear()
     for _ in range(2):
         assert tls.shared_context("threads", {}, object) is None
-    tls._all_shared.clear()
 
 
 def bare():
@@ -371,7 +369,6 @@ def bare():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_an_error_or_an_interrupt_while_it_is_made_leaves_nothing(error):
-    tls._all_shared.clear()
 
     def fail():
         raise error
@@ -383,7 +380,6 @@ def test_an_error_or_an_interrupt_while_it_is_made_leaves_nothing(error):
 
 
 def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
-    tls._all_shared.clear()
     inner = []
 
     def make():
@@ -397,7 +393,6 @@ def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
 
 
 def test_who_waits_for_a_context_that_fails_makes_an_own_one():
-    tls._all_shared.clear()
     may_fail, others = threading.Event(), []
 
     def fail():
@@ -418,7 +413,7 @@ def test_who_waits_for_a_context_that_fails_makes_an_own_one():
         one.start()
         threads.append(one)
     (shared,) = tls._all_shared.values()
-    wait_until(lambda: len(shared.is_ready._cond._waiters) == 3)
+    wait_until(lambda: len(shared.done._cond._waiters) == 3)
     may_fail.set()
     for one in threads:
         one.join()
@@ -427,18 +422,16 @@ def test_who_waits_for_a_context_that_fails_makes_an_own_one():
 
 def test_nobody_waits_for_ever(monkeypatch):
     """As for what an interrupt left behind before the making began: after one wait, others make a context again."""
-    tls._all_shared.clear()
     monkeypatch.setattr(tls, "MAX_WAIT", 0.01)
     tls.shared_context("asyncio", {}, bare)
     (left,) = tls._all_shared.values()
     left.context, left.maker = None, 0
-    left.is_ready.clear()
+    left.done.clear()
     assert tls.shared_context("asyncio", {}, pytest.fail) is None
     assert tls.shared_context("asyncio", {}, bare) is tls.shared_context("asyncio", {}, pytest.fail) is not None
 
 
 def test_what_is_old_is_dropped_and_nothing_else(monkeypatch):
-    tls._all_shared.clear()
     for password in "ab":
         tls.shared_context("asyncio", {"ssl_password": password}, bare)
     assert len(tls._all_shared) == 2
@@ -448,7 +441,6 @@ def test_what_is_old_is_dropped_and_nothing_else(monkeypatch):
 
 
 def test_a_context_does_not_depend_on_the_current_directory(monkeypatch, tmp_path):
-    tls._all_shared.clear()
     first = tls.shared_context("asyncio", {}, bare)
     monkeypatch.chdir(tmp_path)
     assert tls.shared_context("asyncio", {}, pytest.fail) is first
@@ -457,7 +449,6 @@ def test_a_context_does_not_depend_on_the_current_directory(monkeypatch, tmp_pat
 @pytest.mark.parametrize("option", ["ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile", "SSL_CERT_FILE"])
 @pytest.mark.parametrize("change", ["another file", "new text", "new text, old time"])
 def test_each_file_counts_with_its_identity(option, change, tmp_path, monkeypatch):
-    tls._all_shared.clear()
     file = tmp_path / "file"
     file.write_text("a")
     if option == "SSL_CERT_FILE":
@@ -477,13 +468,11 @@ def test_each_file_counts_with_its_identity(option, change, tmp_path, monkeypatc
 
 
 def test_options_that_are_equal_but_not_the_same_share_nothing():
-    tls._all_shared.clear()
     contexts = {tls.shared_context("asyncio", {"ssl_cert_reqs": value}, bare) for value in (0, False, 0.0)}
     assert len(contexts) == 3
 
 
 def test_a_shared_context_checks_the_name_of_each_host():
-    tls._all_shared.clear()
     for host in ("a.example", "b.example"):
         address = make_address("tls", {"host": host, "port": 1})
         assert address.async_connection(1)._connection_arguments()["host"] == host
@@ -496,13 +485,11 @@ def test_a_shared_context_checks_the_name_of_each_host():
 @pytest.mark.skipif(not hasattr(SSLConnection, "_wrap_socket_with_ssl"), reason="redis-py before 5.1")
 def test_threads_and_asyncio_share_no_context():
     """Each mode of redis-py makes its own: versions 5.1 to 7.1 read a certificate without a key in two ways."""
-    tls._all_shared.clear()
     assert context_of("asyncio", {}) is context_of("asyncio", {})
     assert context_of("asyncio", {}) is not context_of("threads", {})
 
 
 def test_a_child_begins_without_contexts():
-    tls._all_shared.clear()
     context_of("asyncio", {})
     assert tls._all_shared
     if (child := os.fork()) == 0:

@@ -37,12 +37,12 @@ _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 class _Shared:
     """A context that one thread makes for all."""
 
-    __slots__ = ("context", "is_ready", "maker", "started")
+    __slots__ = ("context", "done", "maker", "started")
 
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.maker = threading.get_ident()
-        self.is_ready = threading.Event()  # also set if the context could not be made
+        self.done = threading.Event()  # also set if the context could not be made
         self.context: ssl.SSLContext | None = None
 
     def is_old(self) -> bool:
@@ -74,7 +74,7 @@ def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], 
         shared = _all_shared.setdefault(key, own)
         if shared is own:
             return _make(key, own, make)
-    if shared.maker != threading.get_ident() and not shared.is_ready.wait(MAX_WAIT):
+    if shared.maker != threading.get_ident() and not shared.done.wait(MAX_WAIT):
         _all_shared.pop(key, None)
     return shared.context
 
@@ -88,7 +88,7 @@ def _make(key: object, shared: _Shared, make: Callable[[], object]) -> ssl.SSLCo
         _all_shared.pop(key, None)
         raise
     finally:
-        shared.is_ready.set()
+        shared.done.set()
     return shared.context
 
 
