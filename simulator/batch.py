@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SHARE: Final = 20  # seeds: some seconds
 MAX_FAILURES: Final = 100  # failures that a tally keeps in full
+LOOK_INTERVAL: Final = 0.1  # seconds between two looks whether somebody pressed Ctrl-C
 LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 
 
@@ -175,16 +176,10 @@ def run(shares: Shares, kind: Kind, jobs: int, report: Callable[[Tally], None]) 
 
 
 def _run_here(shares: Shares, kind: Kind) -> Iterator[Tally]:
-    interrupts: list[int] = []  # Ctrl-C waits for the end of a share: Lua would swallow it
-    main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
-    try:
+    with _noted_interrupts() as interrupts:
         while not shares.is_over and not interrupts:
             yield run_share(*shares.take(), kind)
         shares.is_stopped = bool(interrupts) and not shares.is_over
-    finally:
-        if main:
-            signal.signal(signal.SIGINT, before)
 
 
 def _run_in_pool(shares: Shares, kind: Kind, jobs: int) -> Iterator[Tally]:
@@ -195,30 +190,45 @@ def _run_in_pool(shares: Shares, kind: Kind, jobs: int) -> Iterator[Tally]:
     running: set[Future[Tally]] = set()
     ended = False
     try:
-        try:
-            while running or not shares.is_over:
+        with _noted_interrupts() as interrupts:
+            while (running or not shares.is_over) and not interrupts:
                 while len(running) < jobs + 2 and not shares.is_over:
                     with _held_back_interrupts():
                         running.add(pool.submit(run_share, *shares.take(), kind))
-                done, running = wait(running, return_when=FIRST_COMPLETED)
+                done, running = wait(running, LOOK_INTERVAL, FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
-            ended = True
-        except KeyboardInterrupt:
-            stop.set()
-            shares.is_stopped = True
-            running = {future for future in running if not future.cancel()}
-            done, left = wait(running, LAST_RUNS)
-            ended = not left
-            for future in done:
-                with contextlib.suppress(RuntimeError):
-                    yield future.result()
+            if running or not shares.is_over:
+                stop.set()
+                shares.is_stopped = True
+                done, running = wait({future for future in running if not future.cancel()}, LAST_RUNS)
+                for future in done:
+                    with contextlib.suppress(RuntimeError):
+                        yield future.result()
+            ended = not running
     finally:
         stop.set()
         if not ended:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
         pool.shutdown(cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _noted_interrupts() -> Generator[list[int]]:
+    """A list that grows with each Ctrl-C, which raises nothing meanwhile.
+
+    An exception would come anywhere: Lua would swallow it, and the lock of a future, which the pool needs to end, would
+    stay locked.
+    """
+    interrupts: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
+    try:
+        yield interrupts
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
