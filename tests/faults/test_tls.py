@@ -171,9 +171,9 @@ async def test_tls_to_a_port_without_tls_raises_within_the_timeout(mode, server)
 @pytest.fixture(autouse=True)
 def nothing_shared():
     """No context is shared before a test; and what it made, no other test shares."""
-    tls._all_shared.clear()
+    tls._contexts.clear()
     yield
-    tls._all_shared.clear()
+    tls._contexts.clear()
 
 
 @pytest.fixture
@@ -238,7 +238,7 @@ def test_a_context_serves_for_its_time_only(mode, monkeypatch):
 
 def is_being_made():
     """Whether a thread makes a context."""
-    return any(not shared.done.is_set() for shared in tls._all_shared.copy().values())
+    return any(isinstance(each, tls._Making) for each in tls._contexts.copy().values())
 
 
 async def test_a_file_that_does_not_answer_stops_no_connection_with_other_files(mode, over_tls, tmp_path):
@@ -349,7 +349,12 @@ def test_a_wrong_option_raises_at_each_connection_what_redis_py_raises(mode, opt
 
 @pytest.mark.parametrize(
     "options",
-    [{"ssl_validate_ocsp_stapled": True}, {"ssl_validate_ocsp": True}, {"ssl_ca_data": bytearray(b"")}],
+    [
+        {"ssl_validate_ocsp_stapled": True},
+        {"ssl_validate_ocsp": True},
+        {"ssl_ca_data": bytearray(b"")},
+        {"ssl_ca_data": memoryview(bytearray(b""))},
+    ],
     ids=str,
 )
 def test_options_that_cannot_be_a_key_or_need_more_than_a_context_are_not_shared(options):
@@ -375,7 +380,7 @@ def test_an_error_or_an_interrupt_while_it_is_made_leaves_nothing(error):
 
     with pytest.raises(error):
         tls.shared_context("asyncio", {}, fail)
-    assert not tls._all_shared
+    assert not tls._contexts
     assert tls.shared_context("asyncio", {}, bare) is tls.shared_context("asyncio", {}, pytest.fail)
 
 
@@ -383,61 +388,70 @@ def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
     inner = []
 
     def make():
-        inner.append(tls.shared_context("asyncio", {}, pytest.fail))
+        inner.append(tls.shared_context("asyncio", {}, bare))
         return bare()
 
-    began = time.monotonic()
-    assert isinstance(tls.shared_context("asyncio", {}, make), ssl.SSLContext)
-    assert time.monotonic() - began < tls.MAX_WAIT
-    assert inner == [None]
+    outer = tls.shared_context("asyncio", {}, make)
+    assert isinstance(outer, ssl.SSLContext) and isinstance(inner[0], ssl.SSLContext)
+    assert tls.shared_context("asyncio", {}, pytest.fail) is outer
 
 
-def test_who_waits_for_a_context_that_fails_makes_an_own_one():
-    may_fail, others = threading.Event(), []
+@pytest.mark.parametrize("fails", [True, False])
+def test_who_looks_for_a_context_that_another_thread_makes(fails, monkeypatch):
+    """They share it; and if it fails, each makes its own, so that errors do not queue up."""
+    may_end, looks, contexts = threading.Event(), [], []
 
-    def fail():
-        may_fail.wait(30)
-        raise OSError
+    def make():
+        may_end.wait(30)
+        if fails:
+            raise OSError
+        return bare()
 
     def first():
         with contextlib.suppress(OSError):
-            tls.shared_context("asyncio", {}, fail)
+            contexts.append(tls.shared_context("asyncio", {}, make))
 
+    class Clock:
+        monotonic = time.monotonic
+
+        @staticmethod
+        def sleep(seconds):
+            looks.append(threading.get_ident())
+            may_end.wait(30)
+            time.sleep(seconds)
+
+    monkeypatch.setattr(tls, "time", Clock)
     threads = [threading.Thread(target=first, name="first")]
     threads[0].start()
     wait_until(is_being_made)
     for i in range(3):
-        one = threading.Thread(
-            target=lambda: others.append(tls.shared_context("asyncio", {}, pytest.fail)), name=f"{i}"
-        )
+        one = threading.Thread(target=lambda: contexts.append(tls.shared_context("asyncio", {}, bare)), name=f"{i}")
         one.start()
         threads.append(one)
-    (shared,) = tls._all_shared.values()
-    wait_until(lambda: len(shared.done._cond._waiters) == 3)
-    may_fail.set()
+    wait_until(lambda: len(set(looks)) == 3)
+    may_end.set()
     for one in threads:
         one.join()
-    assert others == [None] * 3
+    assert len(contexts) == 3 if fails else len(set(contexts)) == 1
+    assert isinstance(tls.shared_context("asyncio", {}, pytest.fail), ssl.SSLContext)
 
 
-def test_nobody_waits_for_ever(monkeypatch):
-    """As for what an interrupt left behind before the making began: after one wait, others make a context again."""
-    monkeypatch.setattr(tls, "MAX_WAIT", 0.01)
+def test_nobody_looks_for_ever(monkeypatch):
+    """As for what an interrupt left behind before the making began."""
+    monkeypatch.setattr(tls, "MAX_LOOKS", 2)
     tls.shared_context("asyncio", {}, bare)
-    (left,) = tls._all_shared.values()
-    left.context, left.maker = None, 0
-    left.done.clear()
-    assert tls.shared_context("asyncio", {}, pytest.fail) is None
+    (key,) = tls._contexts
+    tls._contexts[key] = tls._Making(0)
     assert tls.shared_context("asyncio", {}, bare) is tls.shared_context("asyncio", {}, pytest.fail) is not None
 
 
 def test_what_is_old_is_dropped_and_nothing_else(monkeypatch):
     for password in "ab":
         tls.shared_context("asyncio", {"ssl_password": password}, bare)
-    assert len(tls._all_shared) == 2
+    assert len(tls._contexts) == 2
     monkeypatch.setattr(tls, "MAX_AGE", 0.0)
     tls.shared_context("asyncio", {"ssl_password": "c"}, bare)
-    assert len(tls._all_shared) == 1
+    assert len(tls._contexts) == 1
 
 
 def test_a_context_does_not_depend_on_the_current_directory(monkeypatch, tmp_path):
@@ -465,6 +479,39 @@ def test_each_file_counts_with_its_identity(option, change, tmp_path, monkeypatc
     if "old time" in change:
         os.utime(file, ns=(time_before, time_before))
     assert tls.shared_context("asyncio", {option: str(file)}, bare) is not first
+    assert len(tls._contexts) == 1, "the context of the file before is dropped"
+
+
+def test_a_context_is_not_shared_if_a_file_changes_while_it_is_made(tmp_path):
+    """Nobody knows from which one it was made, if the link is switched back later."""
+    link = tmp_path / "link"
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    link.symlink_to("a")
+
+    def make():
+        link.unlink()
+        link.symlink_to("b")
+        return bare()
+
+    assert isinstance(tls.shared_context("asyncio", {"ssl_ca_certs": str(link)}, make), ssl.SSLContext)
+    link.unlink()
+    link.symlink_to("a")
+    assert not tls._contexts
+
+
+@pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE"])
+def test_a_context_is_for_its_environment_only(variable, monkeypatch, tmp_path):
+    first = tls.shared_context("asyncio", {}, bare)
+    monkeypatch.setenv(variable, f"{tmp_path / 'a'}:{tmp_path / 'b'}")
+    assert tls.shared_context("asyncio", {}, bare) is not first
+
+
+def test_a_connection_that_connects_again_looks_for_a_context_again(monkeypatch):
+    connection = make_address("tls", {"host": "localhost", "port": 1}).async_connection(1)
+    first = connection._connection_arguments()["ssl"]
+    monkeypatch.setenv("SSL_CERT_DIR", "/nonexistent")
+    assert connection._connection_arguments()["ssl"] is not first
 
 
 def test_options_that_are_equal_but_not_the_same_share_nothing():
@@ -491,7 +538,7 @@ def test_threads_and_asyncio_share_no_context():
 
 def test_a_child_begins_without_contexts():
     context_of("asyncio", {})
-    assert tls._all_shared
+    assert tls._contexts
     if (child := os.fork()) == 0:
-        os._exit(len(tls._all_shared))
+        os._exit(len(tls._contexts))
     assert os.waitpid(child, 0)[1] == 0

@@ -248,6 +248,7 @@ class _AsyncTLS(redis.asyncio.connection.SSLConnection):
     ssl_context: Any
 
     def _connection_arguments(self) -> Any:
+        self.ssl_context.context = None  # else a second connection of this object would share the context of the first
         self.ssl_context.context = shared_context("asyncio", self.tls_options, self.ssl_context.get)
         return _ASYNC.SSLConnection._connection_arguments(self)
 

@@ -12,9 +12,9 @@ Rules.
 (b) A context serves while the files that its options or the environment name are the same ones on the disk, and for
     `MAX_AGE` at most. So the next connection reads a renewed certificate. A file that changes inside a directory counts
     after `MAX_AGE` at the latest.
-(c) A connection waits for a context that another thread is making, but no longer than `MAX_WAIT`, and never for one
-    that its own thread is making, as in a signal handler. If the wait ends without a context, redis-py makes one for
-    this connection alone: so nobody waits for ever, and errors do not queue up.
+(c) A connection looks from time to time whether the context is there that another thread is making, for about a second.
+    Then redis-py makes one for it. There is no lock, which an interrupt could leave locked, and which a signal handler
+    could find locked by its own thread. Nobody waits for a context that the same thread is making.
 """
 
 from __future__ import annotations
@@ -24,72 +24,91 @@ import ssl
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MAX_AGE: Final = 60.0  # seconds for which a context serves
-MAX_WAIT: Final = 5.0  # seconds that a connection waits for a context that another thread is making
+LOOK_INTERVAL: Final = 0.005  # seconds between two looks for a context that another thread is making
+MAX_LOOKS: Final = 200  # counted, so that a process that stood still waits on
 _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
+_VARIABLES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")  # that OpenSSL and Python read
 
 
-class _Shared:
-    """A context that one thread makes for all."""
+class _Making(NamedTuple):
+    """A context that a thread is making."""
 
-    __slots__ = ("context", "done", "maker", "started")
-
-    def __init__(self) -> None:
-        self.started = time.monotonic()
-        self.maker = threading.get_ident()
-        self.done = threading.Event()  # also set if the context could not be made
-        self.context: ssl.SSLContext | None = None
-
-    def is_old(self) -> bool:
-        """Whether the context has served for its time."""
-        return time.monotonic() - self.started > MAX_AGE
+    thread: int
 
 
-_all_shared: dict[object, _Shared] = {}  # by mode, options and files
+class _Shared(NamedTuple):
+    """A context for all connections with the same mode, options and environment."""
+
+    context: ssl.SSLContext | None
+    """None if redis-py must make one for each connection."""
+    files: tuple[tuple[int, ...], ...]
+    """The identities of the files from which it was made."""
+    began: float
+    """When the making began."""
+
+
+_contexts: dict[object, _Making | _Shared] = {}  # by mode, options and environment
 
 
 def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], object]) -> ssl.SSLContext | None:
     """Return the context for a new connection in this mode with these `ssl_` options, made by `make` if there is none.
 
-    Raises what `make` raises. Returns None if redis-py must make the context: by rule (c); with OCSP, for which
-    redis-py does more than to wrap the socket; with options that are no keys of a dict; for threads with truststore.
+    Raises what `make` raises. Returns None if redis-py must make the context: with OCSP, for which redis-py does more
+    than to wrap the socket; with options that are no keys of a dict; for threads with truststore.
     """
     if any(value for name, value in options.items() if "ocsp" in name):
         return None
     try:
-        key = mode, frozenset((name, type(value), _hashable(value)) for name, value in options.items()), _files(options)
-    except TypeError:
+        named = frozenset((name, type(value), _hashable(value)) for name, value in options.items())
+    except (TypeError, ValueError):
         return None
-    shared = _all_shared.get(key)
-    if shared is None or shared.is_old():
-        for other, each in _all_shared.copy().items():
-            if each.is_old():
-                _all_shared.pop(other, None)
-        own = _Shared()
-        shared = _all_shared.setdefault(key, own)
-        if shared is own:
-            return _make(key, own, make)
-    if shared.maker != threading.get_ident() and not shared.done.wait(MAX_WAIT):
-        _all_shared.pop(key, None)
+    key = mode, named, *map(os.environ.get, _VARIABLES)
+    shared, files = _made_for(key), _files(options)
+    if shared is None or shared.files != files or _is_old(shared):
+        shared = _make(key, options, files, make)
     return shared.context
 
 
-def _make(key: object, shared: _Shared, make: Callable[[], object]) -> ssl.SSLContext | None:
+def _made_for(key: object) -> _Shared | None:
+    """The context that is there, or that another thread has made soon."""
+    for _ in range(MAX_LOOKS):
+        found = _contexts.get(key)
+        if not isinstance(found, _Making):
+            return found
+        if found.thread == threading.get_ident():  # this is a signal handler or a finalizer
+            return None
+        time.sleep(LOOK_INTERVAL)
+    return None
+
+
+def _make(
+    key: object, options: Mapping[str, object], files: tuple[tuple[int, ...], ...], make: Callable[[], object]
+) -> _Shared:
+    for other, each in _contexts.copy().items():
+        if isinstance(each, _Shared) and _is_old(each):
+            _contexts.pop(other, None)
+    began = time.monotonic()
+    making = _contexts[key] = _Making(threading.get_ident())
     try:
         context = make()
         # Of truststore's contexts, a socket for threads knows only the inner one, which does not ask the system.
-        shared.context = context if isinstance(context, ssl.SSLContext) else None
-    except BaseException:
-        _all_shared.pop(key, None)
-        raise
+        shared = _Shared(context if isinstance(context, ssl.SSLContext) else None, files, began)
+        if _files(options) == files:  # else a file changed meanwhile: nobody knows from which one it was made
+            _contexts[key] = shared
+        return shared
     finally:
-        shared.done.set()
-    return shared.context
+        if _contexts.get(key) is making:
+            _contexts.pop(key, None)
+
+
+def _is_old(shared: _Shared) -> bool:
+    return time.monotonic() - shared.began > MAX_AGE
 
 
 def _hashable(value: object) -> object:
@@ -114,4 +133,4 @@ def _identity(path: Any) -> tuple[int, ...]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_all_shared.clear)  # no thread of the child makes what one of the parent began
+    os.register_at_fork(after_in_child=_contexts.clear)  # no thread of the child makes what one of the parent began
