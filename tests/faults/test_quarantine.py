@@ -543,6 +543,32 @@ def meeting(memory):
 
 
 @rule(10)
+def test_two_event_loops_that_meet_a_restarted_server_at_once_agree_what_was_there_before(monkeypatch):
+    """They may run in two threads, which share the history without a mutex."""
+    memory = ServerHistory(60.0)
+    meet, make, stamps = meeting(memory), ServerHistory._make_stamp, []
+    before = meet("a")
+
+    def slow(self, *args):
+        monkeypatch.setattr(ServerHistory, "_make_stamp", make)
+        stamps.append(meet("b"))  # in the other thread
+        return make(self, *args)
+
+    monkeypatch.setattr(ServerHistory, "_make_stamp", slow)
+    stamps.append(meet("b"))
+    assert stamps[0] is stamps[1] is meet("b")
+    assert stamps[0].previous == before.identity
+
+    def slower(self, facts, previous, grace):
+        monkeypatch.setattr(ServerHistory, "_make_stamp", make)
+        meet("c")
+        return make(self, facts, memory.previous, grace)  # of the server itself
+
+    monkeypatch.setattr(ServerHistory, "_make_stamp", slower)
+    assert meet("c").previous == stamps[0].identity
+
+
+@rule(10)
 @pytest.mark.parametrize("met", ["both", "one"])
 def test_a_primary_that_returns_under_another_epoch_begins_a_quarantine(met):
     meet = meeting(ServerHistory(60.0))

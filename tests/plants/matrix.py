@@ -99,6 +99,18 @@ FOUND: Final = (
         (Tests(("faults/test_interrupts.py",), "finalizer or unreachable or leaves_nothing_renewed"),),
     ),
     Plant(
+        "a server that restarted is taken for one of a new quorum, beside ages that were read long before",
+        (
+            Change(
+                "_servers/quorum.py",
+                "[each.process_start for each in stamps",
+                "[stamps[0].met_at - each.facts.uptime for each in stamps",
+            ),
+            Change("_servers/quorum.py", "max(each.met_at for each in stamps)", "stamps[0].met_at"),
+        ),
+        (Tests(("topologies/test_quorum.py",), "elsewhere_in_the_process"),),
+    ),
+    Plant(
         "a primary that comes back counts as the one that it was",
         (Change(HISTORY, "        return epoch > stamp.epoch or (", "        return False and ("),),
         (Tests(("topologies/test_sentinel.py",), "comes_back_lacks"),),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import threading
 import time
 
 import pytest
 
+import interlock
 from harness.clock import machine_time
 from harness.matrix import uptime
-from harness.modes import SLACK, outcome, queued, real, until
+from harness.modes import SLACK, outcome, queued, real, until, wait_until
 from harness.proxy import Proxy
 from harness.topology import Independents
 from harness.topology.group import ask
@@ -20,6 +23,9 @@ from interlock._client.lease_ends import LeaseEnds
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected, TokenSpent
 from interlock._protocol.timing import RETRY_FOR
+from interlock._quarantine.identity import NO_REPLID, Facts
+from interlock._quarantine.stamp import IdentityStamp
+from interlock._servers.quorum import STARTED_TOGETHER_WITHIN, QuorumServer
 from interlock._servers.quorum_votes import Request
 from interlock.primitives.messages import NO_BOUND, AcquireCall, Granted, Queued
 
@@ -411,6 +417,118 @@ async def test_a_new_quorum_does_not_stall_its_first_user(mode):
     with Independents(number=3) as fresh:
         async with await mode.interlock(fresh.urls).lock("a").acquire(timeout=20):
             pass
+
+
+@rule(10)
+async def test_a_server_that_restarted_is_no_server_of_a_new_quorum_elsewhere_in_the_process(mode):
+    """The process met two servers of a new quorum, and the third much later: as young as the two were at first."""
+    max_ttl = 6.0
+    with Independents(number=3) as fresh:
+        first, second, third = fresh.nodes
+        third.kill()
+        locks = mode.interlock(fresh.urls, max_ttl=max_ttl)
+        assert await locks.lock("a", ttl=1).try_acquire() is None, "the two may have restarted"
+        await until(lambda: min(uptime(first), uptime(second)) > max_ttl + 1)
+        third.restart()  # empty: the second and the third may have granted a lease to another process
+        second.kill()
+        assert not await _is_free_elsewhere(mode, real(locks))
+
+
+@rule(10)
+async def test_a_restart_blocks_no_server_of_a_new_quorum_elsewhere_in_the_process(mode):
+    """The process has met all servers as a new quorum, and knows which of them restarted since then."""
+    with Independents(number=3) as fresh:
+        locks = mode.interlock(fresh.urls)
+        assert await (await locks.lock("a", ttl=1).acquire(timeout=10)).release()
+        await until(lambda: uptime(fresh.nodes[0]) > STARTED_TOGETHER_WITHIN + 1)
+        fresh.nodes[2].kill()
+        fresh.nodes[2].restart()
+        assert await _is_free_elsewhere(mode, real(locks))
+        assert await (await locks.lock("b", ttl=1).acquire(timeout=0)).release()
+
+
+async def _is_free_elsewhere(mode, locks):
+    """Whether another event loop, or a forked child, acquires the lock."""
+    if mode.name == "asyncio":
+
+        async def look():
+            lease = await locks.lock("a", ttl=1).try_acquire()
+            is_free = lease is not None and await lease.release()
+            await locks._end(locks._last_session())  # what this loop has opened
+            return is_free
+
+        return await asyncio.to_thread(asyncio.run, look())
+    if not (child := os.fork()):
+        status = 2
+        try:
+            status = int(locks.lock("a", ttl=1).try_acquire() is not None)
+        finally:
+            os._exit(status)
+    return (False, True)[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+
+@rule(10)
+def test_a_thread_sends_nothing_before_another_has_judged_the_servers(servers, monkeypatch):
+    """Two servers restarted empty under a lease. The threads of a client that never met them ask at the same time."""
+    wait_until(lambda: uptime(servers.nodes[2]) > STARTED_TOGETHER_WITHIN + 1)
+    with interlock.Interlock.quorum([node.url for node in nodes(servers)], quarantine=False) as holder:
+        lease = holder.lock("a", ttl=20, renew=False).acquire()
+        for node in nodes(servers)[:2]:
+            node.kill()
+            node.restart()
+        real_judge, leases = QuorumServer._judge, []
+
+        def meanwhile(self):
+            monkeypatch.setattr(QuorumServer, "_judge", real_judge)
+            other = threading.Thread(target=lambda: leases.append(locks.lock("a", ttl=1).try_acquire()))
+            other.start()
+            other.join()
+            real_judge(self)
+
+        monkeypatch.setattr(QuorumServer, "_judge", meanwhile)
+        with interlock.Interlock.quorum([node.url for node in nodes(servers)]) as locks:
+            assert locks.lock("a", ttl=1).try_acquire() is None
+        assert leases == [None]
+        assert lease.release() is False  # lost with the two servers
+
+
+@rule(10)
+@pytest.mark.parametrize(
+    ("readings", "are_new"),  # of each server: when it was asked, when the reply was read, its uptime
+    [
+        ([(100, 100, 3), (100, 100, 2), (100, 101, 3)], True),
+        ([(100, 100, 5), (100, 100.1, 0), (100, 100.2, 5)], True),  # uptimes are whole seconds
+        ([(100, 100, 0), (100, 100.1, 5), (100, 100.2, 0)], True),
+        ([(100, 100, 9), (100, 100, 2), (100, 100, 9)], False),
+        ([(100, 100, 29), (100, 100, 28), (100, 100, 29)], True),
+        ([(100, 100, 30), (100, 100, 29), (100, 100, 30)], False),
+        ([(100, 100, 3), (100, 100, 3), (110, 110, 2)], False),  # asked when it had restarted
+        ([(100, 100, 3), (100, 100, 3), (100, 110, 2)], False),
+        ([(100, 110, 12), (110, 110, 2), (110, 110, 2)], False),  # the client stood still before it read the first
+        ([(110, 110, 2), (110, 110, 2), (100, 110, 12)], False),
+        ([(100, 128, 3), (128, 128, 31), (128, 128, 31)], False),
+    ],
+)
+def test_which_servers_are_a_new_quorum(readings, are_new):
+    stamps = []
+    for asked_at, met_at, up in readings:
+        facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=up, now_ms=10**6, replicas=0, asked_at=asked_at)
+        stamps.append(IdentityStamp(facts, 30.0, "-", "+"))
+        stamps[-1].met_at = met_at
+    assert QuorumServer._are_new(stamps, 30.0) is are_new
+    assert QuorumServer._are_new(stamps[::-1], 30.0) is are_new
+    assert not QuorumServer._are_new([*stamps, IdentityStamp(None, 30.0, "-", "+")], 30.0)
+
+
+@rule(10)
+async def test_a_client_notes_when_it_asked_a_server_for_its_age(mode, servers):
+    """It may read the reply much later, if the process stands still meanwhile."""
+    with Proxy(servers.nodes[0].socket) as proxy:
+        locks, before = mode.interlock(proxy.url), time.monotonic()
+        proxy.delay = 0.3
+        await locks.lock("a").inspect()
+        stamp = real(locks)._session.server.history.latest
+    assert before < stamp.facts.asked_at < stamp.met_at - proxy.delay
 
 
 # What there is, and what there is not

@@ -20,7 +20,7 @@ def identity_of(info: dict[str, str]) -> str:
 
 
 class Facts(NamedTuple):
-    """What a server reports about its process."""
+    """What a server reports about its process, and when it was asked."""
 
     run_id: str
     replid: str
@@ -33,6 +33,8 @@ class Facts(NamedTuple):
     """How many replicas are connected to the server."""
     loaded: bool = False
     """Whether the process began with keys of a snapshot or a log, which may lack the newest keys."""
+    asked_at: float = math.inf
+    """When the client asked for all this, by the client's clock. It may read the reply much later."""
 
     @property
     def identity(self) -> str:

@@ -19,7 +19,9 @@ Rules.
     (`old_primary`).
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
-(f) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
+(f) A quorum judges once whether it trusts the servers that the process has met for the first time (`judge`). All event
+    loops of the process and its forked children keep that verdict. What a server is later, its history shows.
+(g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart (`mark_untrusted`).
 """
 
@@ -67,6 +69,7 @@ class ServerHistory:
     def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
+        self.is_judged = False  # whether a quorum has decided if it trusts the server
         self.forget(previous)
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
@@ -127,7 +130,9 @@ class ServerHistory:
             stamp.mark_untrusted()
         if stamp.in_quarantine:
             self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
-        return stamp
+        # Event loops in other threads share this history without a mutex. The first of two stamps of one identity
+        # counts: the second may have found this identity as the previous one.
+        return self.stamps.setdefault(facts.identity, stamp)
 
     def _stamp_of_returned(
         self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None
@@ -137,6 +142,7 @@ class ServerHistory:
         stamp = self._make_stamp(facts, previous, isolation_grace)
         stamp.since_ms, stamp.lossless_from = facts.now_ms, []  # not as old as its process
         stamp.render()
+        self.stamps[facts.identity] = stamp
         if stamp.in_quarantine:
             self._warn(_RETURNED, address, stamp)
         return stamp
@@ -147,8 +153,16 @@ class ServerHistory:
             facts, self.quarantine_seconds, previous, self.mark, max(isolation_grace, self.latest.isolation_grace)
         )
         stamp.earlier_stamps = self.stamps
-        self.stamps[facts.identity] = stamp
         return stamp
+
+    def judge(self, *, trusted: bool) -> None:
+        """Note whether a quorum trusts this server, unless it was judged before, or does not report its identity."""
+        if self.is_judged or self.latest.facts is None:
+            return
+        if not trusted:
+            for stamp in list(self.stamps.values()):
+                stamp.mark_untrusted()
+        self.is_judged = True  # after the marks: another thread may read this
 
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
         """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""

@@ -101,6 +101,16 @@ class IdentityStamp:
         return self.met_at - (self.facts.now_ms - self.since_ms) / 1000
 
     @property
+    def process_start(self) -> tuple[float, float]:
+        """The earliest and the latest time at which the server's process can have started, to within a second.
+
+        By the client's clock: the client can't know when the server wrote its uptime, only when it asked, and when it
+        read the reply.
+        """
+        assert self.facts is not None
+        return min(self.facts.asked_at, self.met_at) - self.facts.uptime, self.met_at - self.facts.uptime
+
+    @property
     def in_quarantine(self) -> bool:
         """Whether leases granted by an earlier server may still be alive, without a proof that none was lost."""
         if self.facts is None or self.quarantine_seconds is None or self.previous == "-":

@@ -18,8 +18,8 @@ Rules.
     for a random time, and ask again. So no attempt has to wait until a lease expires.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
-    server is younger than the longest lease. The one exception is a new quorum: all servers answer, all are that young,
-    and all started at about the same time.
+    server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
+    young, and all started at about the same time. The first verdict of a process counts in all of it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from interlock._protocol.resource import Argument, Script
     from interlock._protocol.runtime import Runtime
     from interlock._protocol.server import AckedReply, PushHandler, Reply
+    from interlock._quarantine.stamp import IdentityStamp
     from interlock._servers.single import SingleServer
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:
@@ -326,8 +327,8 @@ class QuorumServer:
                 share = self.now() + max(0.0, until - self.now()) / left
                 if not node.has_answered and (error := await self._connect(node, share)):
                     raise error
-            self._has_met_all = True
-            self._suspect_restarted()
+            self._judge()
+            self._has_met_all = True  # after the verdict: other threads send from now on
             if any(not node.is_up for node in self.nodes):
                 self._watch_absent()
         elif sum(node.is_up for node in self.nodes) < self.majority:
@@ -355,8 +356,8 @@ class QuorumServer:
         if not node.has_answered:
             node.has_answered = True
             self._reject_duplicates(node)
-            if self._has_met_all:
-                node.server.history.latest.mark_untrusted()
+            if any(each.server.history.is_judged for each in self.nodes):  # unless it was judged with the others
+                node.server.history.judge(trusted=False)
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
         node.server.send_script_text = True
         node.is_up = True
@@ -386,14 +387,28 @@ class QuorumServer:
                     "have two votes in a quorum. Name each server once"
                 )
 
-    def _suspect_restarted(self) -> None:
-        """Mark servers that may have forgotten leases as untrusted, unless they all started together just now."""
-        stamps = [node.server.history.latest for node in self.nodes]
-        ages = [each.facts.uptime for each in stamps if each.facts is not None]
-        together = len(ages) == len(stamps) and max(ages) - min(ages) <= STARTED_TOGETHER_WITHIN
-        if stamps[0].quarantine_seconds is not None and not (together and max(ages) < stamps[0].quarantine_seconds):
-            for each in stamps:
-                each.mark_untrusted()
+    def _judge(self) -> None:
+        """Decide which of the servers that the process has met for the first time may vote at once: see rule (f)."""
+        with self.runtime.mutex:  # `identify` holds it, too: a server that answers meanwhile is judged in `_connect`
+            histories = [node.server.history for node in self.nodes]
+            if histories[0].quarantine_seconds is not None:
+                are_new = self._are_new([each.latest for each in histories], histories[0].quarantine_seconds)
+                for each in histories:
+                    each.judge(trusted=are_new)
+
+    @staticmethod
+    def _are_new(stamps: Sequence[IdentityStamp], max_age: float) -> bool:
+        """Whether the servers are a new quorum.
+
+        The process may have asked for one uptime long before another, or have stood still before it read one. So this
+        compares the times at which the servers can have started, and not their uptimes.
+        """
+        starts = [each.process_start for each in stamps if each.facts is not None]
+        if len(starts) < len(stamps):
+            return False
+        earliest, latest = min(first for first, _ in starts), max(last for _, last in starts)
+        is_young = max(each.met_at for each in stamps) - earliest < max_age
+        return is_young and round(latest - earliest) <= STARTED_TOGETHER_WITHIN  # rounded, as uptimes are
 
     def mark_absent(self, node: Node, cause: str) -> None:
         """Send nothing more to this server until it has answered a PING in the background."""

@@ -50,11 +50,13 @@ def complete_handshake(
     history: ServerHistory,
     epoch: int | None,
     mutex: AbstractContextManager[object],
+    asked_at: float,
 ) -> IdentityStamp:
     """Compute the identity stamp of the server from its replies to the handshake commands.
 
     `epoch`: the configuration epoch under which the sentinels named the server; None if no sentinel named it. `mutex`:
-    two connections may meet a new server at once, and must agree which server was there before.
+    two connections may meet a new server at once, and must agree which server was there before. `asked_at`: when the
+    client began to send the commands.
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
@@ -78,7 +80,9 @@ def complete_handshake(
         raise Disconnected("the server is loading its keys from its disk", sent=False)
     facts = parse_facts(server, replication, time, *past)
     with mutex:
-        stamp = history.identify(facts, address, address.isolation_grace(isolation_replies), epoch)
+        stamp = history.identify(
+            facts and facts._replace(asked_at=asked_at), address, address.isolation_grace(isolation_replies), epoch
+        )
     history.log_warnings()
     return stamp
 

@@ -183,7 +183,7 @@ class AsyncioPool:
             commands = handshake_commands(self.address)
             replies = await connection.receive(connection.send(commands), FOREVER)
             connection.stamp = complete_handshake(
-                replies, self.address, self.history, connection.named.epoch, self.runtime.mutex
+                replies, self.address, self.history, connection.named.epoch, self.runtime.mutex, asked_at
             )
             connection.trust(asked_at)
         except BaseException:

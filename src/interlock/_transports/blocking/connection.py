@@ -70,7 +70,8 @@ class BlockingConnection:
 
     def __init__(self, pool: Owner, until: float) -> None:
         address = pool.address
-        within = max(0.001, until - now())
+        asked_at = now()
+        within = max(0.001, until - asked_at)
         self.pool = pool
         self._idle = pool.idle  # of this process: after a fork, the child has another deque
         self._redis_connection: Any = None  # kept, because the garbage collector would close the socket with it
@@ -100,7 +101,9 @@ class BlockingConnection:
             commands = handshake_commands(address)
             self.write(b"".join(commands), until)
             replies = [self.read(until) for _ in commands]
-            self.stamp = complete_handshake(replies, address, pool.history, self.named.epoch, pool.runtime.mutex)
+            self.stamp = complete_handshake(
+                replies, address, pool.history, self.named.epoch, pool.runtime.mutex, asked_at
+            )
         except BaseException:
             self.close()
             raise
