@@ -355,7 +355,7 @@ def test_a_wrong_option_raises_at_each_connection_what_redis_py_raises(mode, opt
         {"ssl_ca_data": bytearray(b"")},
         {"ssl_ca_data": memoryview(bytearray(b""))},
     ],
-    ids=str,
+    ids=["stapled OCSP", "OCSP", "a bytearray", "a memoryview"],
 )
 def test_options_that_cannot_be_a_key_or_need_more_than_a_context_are_not_shared(options):
     assert tls.shared_context("threads", options, pytest.fail) is None
