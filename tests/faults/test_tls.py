@@ -398,7 +398,7 @@ def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_who_looks_for_a_context_that_another_thread_makes(fails, monkeypatch):
-    """They share it; and if it fails, each makes its own, so that errors do not queue up."""
+    """They share it; and if it fails, they make another one, and nobody waits for a third."""
     may_end, looks, contexts = threading.Event(), [], []
 
     def make():

@@ -12,9 +12,10 @@ Rules.
 (b) A context serves while the files that its options or the environment name are the same ones on the disk, and for
     `MAX_AGE` at most. So the next connection reads a renewed certificate. A file that changes inside a directory counts
     after `MAX_AGE` at the latest.
-(c) A connection looks from time to time whether the context is there that another thread is making, for about a second.
-    Then redis-py makes one for it. There is no lock, which an interrupt could leave locked, and which a signal handler
-    could find locked by its own thread. Nobody waits for a context that the same thread is making.
+(c) A connection looks every few milliseconds whether the context is there that another thread is making, for about a
+    second, in which an event loop stands still. Then it makes the next one to be shared. There is no lock: an interrupt
+    could leave it locked, and a signal handler could find it locked by its own thread. Nobody waits for a context that
+    the same thread is making.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], 
     except (TypeError, ValueError):
         return None
     key = mode, named, *map(os.environ.get, _VARIABLES)
-    shared, files = _made_for(key), _files(options)
+    files = _files(options)  # before the look: another thread may run while this one waits for the disk
+    shared = _made_for(key)
     if shared is None or shared.files != files or _is_old(shared):
         shared = _make(key, options, files, make)
     return shared.context
