@@ -569,6 +569,43 @@ def test_two_event_loops_that_meet_a_restarted_server_at_once_agree_what_was_the
 
 
 @rule(10)
+def test_an_event_loop_takes_no_server_for_a_returned_one_that_another_is_just_meeting():
+    memory = ServerHistory(60.0)
+    meet, stamps = meeting(memory), []
+    before = meet("a")
+
+    class Stamps(dict):
+        def setdefault(self, identity, stamp):
+            published = super().setdefault(identity, stamp)
+            if not stamps:
+                stamps.append(published)
+                stamps.append(meet("b"))  # in the other thread
+            return published
+
+    memory.stamps = Stamps(memory.stamps)
+    assert meet("b") is stamps[0] is stamps[1]
+    assert stamps[0].previous == before.identity
+    assert meet("a").previous.startswith("@"), "this one has returned"
+
+
+@rule(10)
+def test_an_interrupt_while_a_server_is_judged_leaves_it_untrusted(monkeypatch):
+    memory = ServerHistory(60.0, mark="+")
+    stamp = meeting(memory)("a")
+
+    def interrupted(self):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IdentityStamp, "render", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memory.judge(trusted=False)
+    memory.judge(trusted=False)
+    assert memory.is_judged
+    assert stamp.text.split()[3] == "?"
+
+
+@rule(10)
 @pytest.mark.parametrize("met", ["both", "one"])
 def test_a_primary_that_returns_under_another_epoch_begins_a_quarantine(met):
     meet = meeting(ServerHistory(60.0))

@@ -104,11 +104,17 @@ FOUND: Final = (
             Change(
                 "_servers/quorum.py",
                 "[each.process_start for each in stamps",
-                "[stamps[0].met_at - each.facts.uptime for each in stamps",
+                "[(stamps[0].met_at - each.facts.uptime,) * 2 for each in stamps",
             ),
+            Change("_servers/quorum.py", "if self._has_judged or any(", "if self._has_judged and any("),
             Change("_servers/quorum.py", "max(each.met_at for each in stamps)", "stamps[0].met_at"),
         ),
         (Tests(("topologies/test_quorum.py",), "elsewhere_in_the_process"),),
+    ),
+    Plant(
+        "a server of a quorum that answers after the first call is never judged",
+        (Change("_servers/quorum.py", "if self._has_judged or any(", "if any("),),
+        (Tests(("topologies/test_quorum.py",), "after_the_first_call"),),
     ),
     Plant(
         "a primary that comes back counts as the one that it was",

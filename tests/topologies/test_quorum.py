@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -490,6 +491,29 @@ def test_a_thread_sends_nothing_before_another_has_judged_the_servers(servers, m
             assert locks.lock("a", ttl=1).try_acquire() is None
         assert leases == [None]
         assert lease.release() is False  # lost with the two servers
+
+
+@rule(10)
+@pytest.mark.parametrize("silent", [2, 3])
+async def test_a_server_that_answers_after_the_first_call_is_not_new(mode, servers, silent):
+    """Two servers restarted empty under a lease, and the network of another client is not there yet."""
+    await until(lambda: uptime(servers.nodes[2]) > STARTED_TOGETHER_WITHIN + 1)
+    lease = await quorum(mode, servers).lock("a", ttl=20, renew=False).acquire()
+    for node in nodes(servers)[:2]:
+        node.kill()
+        node.restart()
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.socket)) for node in nodes(servers)]
+        for proxy in proxies[:silent]:
+            proxy.refuse = True
+        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3)
+        assert isinstance(await outcome(locks.lock("a", ttl=1).try_acquire()), Unavailable)
+        for proxy in proxies:
+            proxy.refuse = False
+        await until(lambda: all(node.is_up for node in real(locks)._session.server.nodes))
+        assert await locks.lock("a", ttl=1).try_acquire() is None
+        await locks.close()
+    assert await lease.release() is False  # lost with the two servers
 
 
 @rule(10)

@@ -26,7 +26,7 @@ class Facts(NamedTuple):
     replid: str
     replid2: str
     uptime: float
-    """Whole seconds, up to one second too many: the server subtracts two rounded times."""
+    """Whole seconds, up to one second too many or too few: the server subtracts two rounded times."""
     now_ms: int
     """The server's clock (ms), rounded up: a quarantine that starts from it must not start too early."""
     replicas: int
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     loaded: bool = False
     """Whether the process began with keys of a snapshot or a log, which may lack the newest keys."""
     asked_at: float = math.inf
-    """When the client asked for all this, by the client's clock. It may read the reply much later."""
+    """When the client sent its handshake, by its own clock. It may read the replies much later."""
 
     @property
     def identity(self) -> str:

@@ -19,8 +19,8 @@ Rules.
     (`old_primary`).
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
-(f) A quorum judges once whether it trusts the servers that the process has met for the first time (`judge`). All event
-    loops of the process and its forked children keep that verdict. What a server is later, its history shows.
+(f) A quorum decides once whether it trusts a server that the process has met for the first time (`judge`). All event
+    loops of the process and its forked children keep that verdict. A later restart shows in the history.
 (g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart (`mark_untrusted`).
 """
@@ -128,11 +128,12 @@ class ServerHistory:
         stamp.render()
         if facts.loaded and facts.least_age < (stamp.quarantine_seconds or 0):
             stamp.mark_untrusted()
-        if stamp.in_quarantine:
-            self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
         # Event loops in other threads share this history without a mutex. The first of two stamps of one identity
         # counts: the second may have found this identity as the previous one.
-        return self.stamps.setdefault(facts.identity, stamp)
+        first = self.stamps.setdefault(facts.identity, stamp)
+        if first is stamp and stamp.in_quarantine:
+            self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
+        return first
 
     def _stamp_of_returned(
         self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None
@@ -167,7 +168,8 @@ class ServerHistory:
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
         """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""
         if epoch is None or stamp.epoch is None:
-            return stamp is not self.latest
+            # A later stamp than `latest` is one that another thread has just made.
+            return stamp is not self.latest and stamp.met_at <= self.latest.met_at
         return epoch > stamp.epoch or (epoch != stamp.epoch and stamp is not self.latest)
 
     def _warn(self, text: str, address: Address, stamp: IdentityStamp) -> None:

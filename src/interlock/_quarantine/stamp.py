@@ -182,7 +182,7 @@ class IdentityStamp:
 
     def mark_untrusted(self) -> None:
         """Note evidence that an unknown server may have been here before, and may have granted leases."""
-        if self.facts is not None and self.previous == "-":
+        if self.facts is not None and self.previous in ("-", "?"):  # "?": an interrupt may have come before `render`
             self.previous = "?"
             self.render()
 

@@ -19,7 +19,8 @@ Rules.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, and all started at about the same time. The first verdict of a process counts in all of it.
+    young, and all started at about the same time. The client decides this at its first call, and counts no server as
+    new that answers later. Other event loops of the process and its children keep the verdict.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class QuorumServer:
     def _start(self) -> None:
         self._stragglers: deque[Straggler] = deque()  # batches that a server has not answered yet
         self._yielded: dict[str, int] = {}  # the tokens that yielded in a split vote, and how often
-        self._has_met_all = False
+        self._has_judged = False  # whether this client has judged the servers that answered its first call
         self._config_fault = ""
         self._all_up = False  # whether all servers answer, and are a quorum
         self._watching_absent = False
@@ -321,14 +322,13 @@ class QuorumServer:
 
     async def _ready(self, until: float) -> None:
         """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum."""
-        if not self._has_met_all:
+        if not self._has_judged:
             for left, node in zip(range(len(self.nodes), 0, -1), self.nodes, strict=True):
                 # Each server gets a share of the time, so that silent servers leave enough time to connect to the rest.
                 share = self.now() + max(0.0, until - self.now()) / left
                 if not node.has_answered and (error := await self._connect(node, share)):
                     raise error
             self._judge()
-            self._has_met_all = True  # after the verdict: other threads send from now on
             if any(not node.is_up for node in self.nodes):
                 self._watch_absent()
         elif sum(node.is_up for node in self.nodes) < self.majority:
@@ -354,10 +354,11 @@ class QuorumServer:
             node.cause = str(error)
             return None
         if not node.has_answered:
-            node.has_answered = True
-            self._reject_duplicates(node)
-            if any(each.server.history.is_judged for each in self.nodes):  # unless it was judged with the others
+            # Too late for the verdict of this client, or of another event loop or a parent process.
+            if self._has_judged or any(each.server.history.is_judged for each in self.nodes):
                 node.server.history.judge(trusted=False)
+            node.has_answered = True  # after the verdict, which a thread that reads this takes for given
+            self._reject_duplicates(node)
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
         node.server.send_script_text = True
         node.is_up = True
@@ -388,13 +389,17 @@ class QuorumServer:
                 )
 
     def _judge(self) -> None:
-        """Decide which of the servers that the process has met for the first time may vote at once: see rule (f)."""
-        with self.runtime.mutex:  # `identify` holds it, too: a server that answers meanwhile is judged in `_connect`
+        """Decide which of the servers that the process has met for the first time may vote at once: see rule (f).
+
+        Threads meet servers under the same mutex (`identify`): so each server is judged here, or later in `_connect`.
+        """
+        with self.runtime.mutex:
             histories = [node.server.history for node in self.nodes]
             if histories[0].quarantine_seconds is not None:
                 are_new = self._are_new([each.latest for each in histories], histories[0].quarantine_seconds)
                 for each in histories:
                     each.judge(trusted=are_new)
+            self._has_judged = True  # after the verdict: other threads send from now on
 
     @staticmethod
     def _are_new(stamps: Sequence[IdentityStamp], max_age: float) -> bool:
@@ -408,7 +413,7 @@ class QuorumServer:
             return False
         earliest, latest = min(first for first, _ in starts), max(last for _, last in starts)
         is_young = max(each.met_at for each in stamps) - earliest < max_age
-        return is_young and round(latest - earliest) <= STARTED_TOGETHER_WITHIN  # rounded, as uptimes are
+        return is_young and round(latest - earliest) <= STARTED_TOGETHER_WITHIN  # each uptime is whole seconds
 
     def mark_absent(self, node: Node, cause: str) -> None:
         """Send nothing more to this server until it has answered a PING in the background."""

@@ -55,8 +55,8 @@ def complete_handshake(
     """Compute the identity stamp of the server from its replies to the handshake commands.
 
     `epoch`: the configuration epoch under which the sentinels named the server; None if no sentinel named it. `mutex`:
-    two connections may meet a new server at once, and must agree which server was there before. `asked_at`: when the
-    client began to send the commands.
+    two connections may meet a new server at once, and must agree which server was there before. `asked_at`: a
+    time just before the client sent the commands.
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """

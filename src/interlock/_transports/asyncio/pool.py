@@ -180,10 +180,10 @@ class AsyncioPool:
             raise Disconnected(NOT_NAMED, sent=False)
         connection = await self._dial()
         try:
-            commands = handshake_commands(self.address)
+            commands, sent_at = handshake_commands(self.address), now()
             replies = await connection.receive(connection.send(commands), FOREVER)
             connection.stamp = complete_handshake(
-                replies, self.address, self.history, connection.named.epoch, self.runtime.mutex, asked_at
+                replies, self.address, self.history, connection.named.epoch, self.runtime.mutex, sent_at
             )
             connection.trust(asked_at)
         except BaseException:

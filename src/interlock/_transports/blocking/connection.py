@@ -70,8 +70,7 @@ class BlockingConnection:
 
     def __init__(self, pool: Owner, until: float) -> None:
         address = pool.address
-        asked_at = now()
-        within = max(0.001, until - asked_at)
+        within = max(0.001, until - now())
         self.pool = pool
         self._idle = pool.idle  # of this process: after a fork, the child has another deque
         self._redis_connection: Any = None  # kept, because the garbage collector would close the socket with it
@@ -98,11 +97,11 @@ class BlockingConnection:
         self.last_answered_sent = 0.0
         self.named: NamedPrimary = self._redis_connection.named
         try:
-            commands = handshake_commands(address)
+            commands, sent_at = handshake_commands(address), now()
             self.write(b"".join(commands), until)
             replies = [self.read(until) for _ in commands]
             self.stamp = complete_handshake(
-                replies, address, pool.history, self.named.epoch, pool.runtime.mutex, asked_at
+                replies, address, pool.history, self.named.epoch, pool.runtime.mutex, sent_at
             )
         except BaseException:
             self.close()
