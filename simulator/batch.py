@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SHARE: Final = 20  # seeds: some seconds
 MAX_FAILURES: Final = 100  # failures that a tally keeps in full
 LOOK_INTERVAL: Final = 0.1  # seconds between two looks whether somebody pressed Ctrl-C
-LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C; a second Ctrl-C ends them
+LAST_RUNS: Final = 10.0  # seconds that running shares get after Ctrl-C
 
 
 class Kind(NamedTuple):
@@ -201,13 +201,10 @@ def _run_in_pool(shares: Shares, kind: Kind, jobs: int) -> Iterator[Tally]:
             if running or not shares.is_over:
                 stop.set()
                 shares.is_stopped = True
-                running = {future for future in running if not future.cancel()}
-                until = time.monotonic() + LAST_RUNS
-                while running and time.monotonic() < until and len(interrupts) < 2:
-                    done, running = wait(running, LOOK_INTERVAL, FIRST_COMPLETED)
-                    for future in done:
-                        with contextlib.suppress(RuntimeError):
-                            yield future.result()
+                done, running = wait({future for future in running if not future.cancel()}, LAST_RUNS)
+                for future in done:
+                    with contextlib.suppress(RuntimeError):
+                        yield future.result()
             ended = not running
     finally:
         stop.set()
