@@ -589,6 +589,29 @@ def test_an_event_loop_takes_no_server_for_a_returned_one_that_another_is_just_m
 
 
 @rule(10)
+def test_a_late_reply_makes_no_earlier_server_the_latest():
+    """One of the sentinels may not say under which epoch it names a server."""
+    meet = meeting(ServerHistory(60.0))
+    first, second = meet("a", 1), meet("b", 2)
+    assert meet("a", 1) is first, "a late reply"
+    assert meet("a").previous == f"@{second.identity}"
+    assert meet("b").previous == f"@{first.identity}"
+
+
+@rule(10)
+def test_a_verdict_is_about_the_server_that_was_met_last():
+    """Another event loop may have met the one before, or the next, and send over its own connection."""
+    memory = ServerHistory(60.0, mark="+")
+    meet = meeting(memory)
+    earlier = meet("a")
+    earlier.previous = "-"
+    latest = meet("b")
+    latest.previous = "-"
+    memory.judge(trusted=True)
+    assert (earlier.previous, latest.previous) == ("?", "-")
+
+
+@rule(10)
 def test_an_interrupt_while_a_server_is_judged_leaves_it_untrusted(monkeypatch):
     memory = ServerHistory(60.0, mark="+")
     stamp = meeting(memory)("a")

@@ -74,7 +74,7 @@ class ServerHistory:
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
         self.address: Address
-        self.display_url = ""  # of the server that answered last
+        self.display_url = ""  # of the server that `latest` is about
         # A node of a cluster: the identity that the client knew when it last asked for the map; else "".
         self.identity_at_map = ""
         self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
@@ -82,10 +82,8 @@ class ServerHistory:
     def forget(self, previous: str = "-") -> None:
         """Forget all identities but this one. "-": no server has answered."""
         self.stamps: dict[str, IdentityStamp] = {}
-        self.latest = IdentityStamp(
-            None, self.quarantine_seconds, previous, self.mark
-        )  # of the server that answered last
-        self.previous = previous  # the identity of the server that answered last
+        self.latest = IdentityStamp(None, self.quarantine_seconds, previous, self.mark)  # the one that was made last
+        self.previous = previous  # the identity in `latest`
 
     def count_replicas(self, replication: Any) -> int:
         """The highest number of replicas in the newest INFO reply and all earlier ones."""
@@ -111,7 +109,8 @@ class ServerHistory:
         elif self._has_returned(stamp, epoch):
             stamp = self._stamp_of_returned(facts, address, isolation_grace, epoch)
         stamp.epoch = epoch
-        self.latest, self.previous, self.display_url = stamp, stamp.identity, address.display_url
+        if stamp.met_at >= self.latest.met_at:  # else a late reply, or a thread that stood still
+            self.latest, self.previous, self.display_url = stamp, stamp.identity, address.display_url
         self.replicas = max(self.replicas, facts.replicas)
         return stamp
 
@@ -160,8 +159,8 @@ class ServerHistory:
         """Note whether a quorum trusts this server, unless it was judged before, or does not report its identity."""
         if self.is_judged or self.latest.facts is None:
             return
-        if not trusted:
-            for stamp in list(self.stamps.values()):
+        for stamp in list(self.stamps.values()):
+            if not trusted or stamp is not self.latest:  # the verdict is about `latest` alone
                 stamp.mark_untrusted()
         self.is_judged = True  # after the marks: another thread may read this
 

@@ -332,6 +332,7 @@ class QuorumServer:
             if any(not node.is_up for node in self.nodes):
                 self._watch_absent()
         elif sum(node.is_up for node in self.nodes) < self.majority:
+            self._watch_absent()  # an interrupt may have come between the verdict and the first start
             self._wakeup.set()
         if self._config_fault:
             raise ConfigError(self._config_fault)
