@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import gc
 import inspect
+import math
 import os
 import signal
 import sys
@@ -161,6 +162,8 @@ def pytest_pyfunc_call(pyfuncitem):
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
 
     async def whole() -> None:
+        # In debug mode a loop logs each step that took 0.1 s. On a busy machine any may, and tests count records.
+        asyncio.get_running_loop().slow_callback_duration = math.inf
         residue = Residue()
         modes = [value for value in pyfuncitem.funcargs.values() if isinstance(value, Mode)]
         try:

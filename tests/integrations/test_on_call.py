@@ -219,12 +219,13 @@ def test_show_on_a_cluster_behind_sentinels_and_on_a_quorum(shown, server_pool):
         for urls in ([server_pool.cluster("valkey-9.1").url], [group.url], members):
             made = ends.enter_context(Interlock(*urls) if len(urls) == 1 else Interlock.quorum(urls))
             words = [word for url in urls for word in ("--url", url)]
-            with made.lock("a") as lease:
-                found = shown("a", *words)
+            # Names of this test alone: other tests have used the cluster, and a name keeps its kind for a while.
+            with made.lock("shown lock") as lease:
+                found = shown("shown lock", *words)
                 assert (found["kind"], [each["token"] for each in found["holders"]]) == ("lock", [lease.token])
             assert shown("nothing", *words)["kind"] is None
-            with made.election("e"):
-                assert shown("e", *words)["kind"] == "election"
+            with made.election("shown election"):
+                assert shown("shown election", *words)["kind"] == "election"
 
 
 def test_show_in_a_process_of_its_own_colours_nothing_but_a_terminal(server, locks):
