@@ -535,8 +535,8 @@ async def test_a_server_that_answers_after_the_first_call_is_not_new(mode, serve
 )
 def test_which_servers_are_a_new_quorum(readings, are_new):
     stamps = []
-    for asked_at, met_at, up in readings:
-        facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=up, now_ms=10**6, replicas=0, asked_at=asked_at)
+    for sent_at, met_at, up in readings:
+        facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=up, now_ms=10**6, replicas=0, sent_at=sent_at)
         stamps.append(IdentityStamp(facts, 30.0, "-", "+"))
         stamps[-1].met_at = met_at
     assert QuorumServer._are_new(stamps, 30.0) is are_new
@@ -552,7 +552,7 @@ async def test_a_client_notes_when_it_asked_a_server_for_its_age(mode, servers):
         proxy.delay = 0.3
         await locks.lock("a").inspect()
         stamp = real(locks)._session.server.history.latest
-    assert before < stamp.facts.asked_at < stamp.met_at - proxy.delay
+    assert before < stamp.facts.sent_at < stamp.met_at - proxy.delay
 
 
 # What there is, and what there is not

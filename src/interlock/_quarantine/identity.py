@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     """How many replicas are connected to the server."""
     loaded: bool = False
     """Whether the process began with keys of a snapshot or a log, which may lack the newest keys."""
-    asked_at: float = math.inf
+    sent_at: float = math.inf
     """When the client sent its handshake, by its own clock. It may read the replies much later."""
 
     @property

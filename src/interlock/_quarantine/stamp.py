@@ -108,7 +108,7 @@ class IdentityStamp:
         read the reply.
         """
         assert self.facts is not None
-        return min(self.facts.asked_at, self.met_at) - self.facts.uptime, self.met_at - self.facts.uptime
+        return min(self.facts.sent_at, self.met_at) - self.facts.uptime, self.met_at - self.facts.uptime
 
     @property
     def in_quarantine(self) -> bool:

@@ -50,13 +50,13 @@ def complete_handshake(
     history: ServerHistory,
     epoch: int | None,
     mutex: AbstractContextManager[object],
-    asked_at: float,
+    sent_at: float,
 ) -> IdentityStamp:
     """Compute the identity stamp of the server from its replies to the handshake commands.
 
     `epoch`: the configuration epoch under which the sentinels named the server; None if no sentinel named it. `mutex`:
-    two connections may meet a new server at once, and must agree which server was there before. `asked_at`: a
-    time just before the client sent the commands.
+    two connections may meet a new server at once, and must agree which server was there before. `sent_at`: just
+    before the client sent the commands.
 
     Raises LockError if interlock can't use the server, and Disconnected if a later try may succeed.
     """
@@ -81,7 +81,7 @@ def complete_handshake(
     facts = parse_facts(server, replication, time, *past)
     with mutex:
         stamp = history.identify(
-            facts and facts._replace(asked_at=asked_at), address, address.isolation_grace(isolation_replies), epoch
+            facts and facts._replace(sent_at=sent_at), address, address.isolation_grace(isolation_replies), epoch
         )
     history.log_warnings()
     return stamp
