@@ -436,6 +436,39 @@ def test_who_looks_for_a_context_that_another_thread_makes(fails, monkeypatch):
     assert isinstance(tls.shared_context("asyncio", {}, pytest.fail), ssl.SSLContext)
 
 
+def test_threads_that_look_share_a_context_for_the_file_that_was_renewed_meanwhile(tmp_path, monkeypatch):
+    """As when a certificate is renewed while many threads connect."""
+    may_end, looks, file = threading.Event(), set(), tmp_path / "file"
+    file.write_text("a")
+    options = {"ssl_ca_certs": str(file)}
+
+    def make():
+        may_end.wait(30)
+        return bare()
+
+    class Clock:
+        monotonic = time.monotonic
+
+        @staticmethod
+        def sleep(seconds):
+            looks.add(threading.get_ident())
+            may_end.wait(30)
+            time.sleep(seconds)
+
+    monkeypatch.setattr(tls, "time", Clock)
+    threads = [threading.Thread(target=lambda: tls.shared_context("asyncio", options, make)) for _ in range(4)]
+    threads[0].start()
+    wait_until(is_being_made)
+    for one in threads[1:]:
+        one.start()
+    wait_until(lambda: len(looks) == 3)
+    file.write_text("renewed")
+    may_end.set()
+    for one in threads:
+        one.join()
+    assert isinstance(tls.shared_context("asyncio", options, pytest.fail), ssl.SSLContext)
+
+
 def test_nobody_looks_for_ever(monkeypatch):
     """As for what an interrupt left behind before the making began."""
     monkeypatch.setattr(tls, "MAX_LOOKS", 2)

@@ -37,6 +37,9 @@ _FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _VARIABLES: Final = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")  # that OpenSSL and Python read
 
 
+_Identities = tuple[tuple[int, ...], ...]  # of files
+
+
 class _Making(NamedTuple):
     """A context that a thread is making."""
 
@@ -48,7 +51,7 @@ class _Shared(NamedTuple):
 
     context: ssl.SSLContext | None
     """None if redis-py must make one for each connection."""
-    files: tuple[tuple[int, ...], ...]
+    files: _Identities
     """The identities of the files from which it was made."""
     began: float
     """When the making began."""
@@ -70,28 +73,26 @@ def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], 
     except (TypeError, ValueError):
         return None
     key = mode, named, *map(os.environ.get, _VARIABLES)
-    files = _files(options)  # before the look: another thread may run while this one waits for the disk
-    shared = _made_for(key)
+    shared, files = _made_for(key, options)
     if shared is None or shared.files != files or _is_old(shared):
         shared = _make(key, options, files, make)
     return shared.context
 
 
-def _made_for(key: object) -> _Shared | None:
-    """The context that is there, or that another thread has made soon."""
+def _made_for(key: object, options: Mapping[str, object]) -> tuple[_Shared | None, _Identities]:
+    """The context that is there, or that another thread has made soon; and the identities of the files just before."""
     for _ in range(MAX_LOOKS):
+        files = _files(options)  # before the look: another thread may run while this one waits for the disk
         found = _contexts.get(key)
         if not isinstance(found, _Making):
-            return found
+            return found, files
         if found.thread == threading.get_ident():  # this is a signal handler or a finalizer
-            return None
+            break
         time.sleep(LOOK_INTERVAL)
-    return None
+    return None, files
 
 
-def _make(
-    key: object, options: Mapping[str, object], files: tuple[tuple[int, ...], ...], make: Callable[[], object]
-) -> _Shared:
+def _make(key: object, options: Mapping[str, object], files: _Identities, make: Callable[[], object]) -> _Shared:
     for other, each in _contexts.copy().items():
         if isinstance(each, _Shared) and _is_old(each):
             _contexts.pop(other, None)
@@ -118,7 +119,7 @@ def _hashable(value: object) -> object:
     return tuple(cast("list[object]", value)) if isinstance(value, list) else value
 
 
-def _files(options: Mapping[str, object]) -> tuple[tuple[int, ...], ...]:
+def _files(options: Mapping[str, object]) -> _Identities:
     """The identities of the files and directories that the options or the environment name."""
     trusted = ssl.get_default_verify_paths()
     return tuple(_identity(path) for path in (trusted.cafile, trusted.capath, *map(options.get, _FILES)))
