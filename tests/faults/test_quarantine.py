@@ -531,12 +531,17 @@ def test_a_quarantine_keeps_its_beginning_if_nothing_was_lost_since(least_ttl):
     assert three.in_quarantine
 
 
-def meeting(memory):
+def past_in(stamp):
+    """Which server was there before, as the messages with this stamp say."""
+    return re.split("[ +*]", stamp.text)[4]
+
+
+def meeting(memory, uptime=500, *, loaded=False):
     """A function: the stamp of a connection to a server, which the sentinels name under this epoch."""
     where = address_of("redis://127.0.0.1", for_asyncio=False)
 
     def meet(server, epoch=None):
-        facts = Facts(server * 40, server * 40, NO_REPLID, uptime=500, now_ms=1_000_000, replicas=1)
+        facts = Facts(server * 40, server * 40, NO_REPLID, uptime, 1_000_000, replicas=1, loaded=loaded)
         return memory.identify(facts, where, 0.0, epoch)
 
     return meet
@@ -599,20 +604,56 @@ def test_a_late_reply_makes_no_earlier_server_the_latest():
 
 
 @rule(10)
-def test_a_verdict_is_about_the_server_that_was_met_last():
-    """Another event loop may have met the one before, or the next, and send over its own connection."""
+def test_a_server_of_a_quorum_is_trusted_once_the_quorum_trusts_it():
     memory = ServerHistory(60.0, mark="+")
     meet = meeting(memory)
-    earlier = meet("a")
-    earlier.previous = "-"
-    latest = meet("b")
-    latest.previous = "-"
-    memory.judge(trusted=True)
-    assert (earlier.previous, latest.previous) == ("?", "-")
+    stamp = meet("a")
+    assert past_in(stamp) == "?"
+    memory.trust(stamp)
+    assert meet("a") is stamp
+    assert past_in(stamp) == "-"
+    assert past_in(meet("b")) == stamp.identity, "a restart"
 
 
 @rule(10)
-def test_an_interrupt_while_a_server_is_judged_leaves_it_untrusted(monkeypatch):
+@pytest.mark.parametrize("order", ["aab", "aba", "abb", "baab", "abaab"])
+def test_a_quorum_trusts_no_server_where_the_process_has_met_another(order):
+    """Another event loop may have met it, before or after, and may send with its stamp. Replies may come late."""
+    memory = ServerHistory(60.0, mark="+")
+    meet = meeting(memory)
+    before = memory.latest
+    stamps = [meet(each) for each in order]
+    for each in [before, memory.latest, *stamps]:
+        memory.trust(each)
+    assert "-" not in map(past_in, stamps)
+
+
+@rule(10)
+def test_a_server_of_a_quorum_that_is_met_during_the_verdict_is_not_trusted(monkeypatch):
+    memory = ServerHistory(60.0, mark="+")
+    meet, render, later = meeting(memory), IdentityStamp.render, []
+    first = meet("a")
+
+    def meanwhile(self):
+        monkeypatch.undo()
+        later.append(meet("b"))  # in the other thread
+        render(self)
+
+    monkeypatch.setattr(IdentityStamp, "render", meanwhile)
+    memory.trust(first)
+    assert past_in(later[0]) == first.identity
+
+
+@rule(10)
+def test_a_server_of_a_quorum_that_began_with_keys_is_not_trusted():
+    memory = ServerHistory(60.0, mark="+")
+    stamp = meeting(memory, uptime=5, loaded=True)("a")
+    memory.trust(stamp)
+    assert past_in(stamp) == "?"
+
+
+@rule(10)
+def test_an_interrupt_while_a_server_is_trusted_leaves_a_verdict_that_can_be_repeated(monkeypatch):
     memory = ServerHistory(60.0, mark="+")
     stamp = meeting(memory)("a")
 
@@ -622,10 +663,27 @@ def test_an_interrupt_while_a_server_is_judged_leaves_it_untrusted(monkeypatch):
 
     monkeypatch.setattr(IdentityStamp, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        memory.judge(trusted=False)
-    memory.judge(trusted=False)
-    assert memory.is_judged
-    assert stamp.text.split()[3] == "?"
+        memory.trust(stamp)
+    assert past_in(stamp) == "?"
+    memory.trust(stamp)
+    assert past_in(stamp) == "-"
+
+
+@rule(10)
+def test_a_proof_during_a_failover_hides_no_server_that_was_there_before(monkeypatch):
+    """The proof is about a failover before: another event loop may have it while this one meets the next server."""
+    memory = ServerHistory(60.0)
+    meet = meeting(memory, uptime=1)
+    first, second = meet("a"), meet("b")
+    in_quarantine = IdentityStamp.in_quarantine.fget
+
+    def proven(self):
+        was_so = in_quarantine(self)
+        second.mark_lossless(first.identity)
+        return was_so
+
+    monkeypatch.setattr(IdentityStamp, "in_quarantine", property(proven))
+    assert past_in(meet("c")) in (first.identity, second.identity)
 
 
 @rule(10)

@@ -106,15 +106,19 @@ FOUND: Final = (
                 "[each.process_start for each in stamps",
                 "[(stamps[0].met_at - each.facts.uptime,) * 2 for each in stamps",
             ),
-            Change("_servers/quorum.py", "if self._has_judged or any(", "if self._has_judged and any("),
             Change("_servers/quorum.py", "max(each.met_at for each in stamps)", "stamps[0].met_at"),
         ),
         (Tests(("topologies/test_quorum.py",), "elsewhere_in_the_process"),),
     ),
     Plant(
-        "a server of a quorum that answers after the first call is never judged",
-        (Change("_servers/quorum.py", "if self._has_judged or any(", "if any("),),
+        "a server of a quorum is trusted unless a verdict says otherwise",
+        (Change(HISTORY, 'if previous == "-" and self.mark == "+":', "if False:"),),
         (Tests(("topologies/test_quorum.py",), "after_the_first_call"),),
+    ),
+    Plant(
+        "a quorum trusts a server where the process has met another one since then",
+        (Change(HISTORY, "if list(self.stamps.values()) == [stamp]:", "if True:"),),
+        (Tests(("faults/test_quarantine.py",), "has_met_another"),),
     ),
     Plant(
         "a primary that comes back counts as the one that it was",

@@ -19,10 +19,11 @@ Rules.
     (`old_primary`).
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
-(f) A quorum decides once whether it trusts a server that the process has met for the first time (`judge`). All event
-    loops of the process and its forked children keep that verdict. A later restart shows in the history.
+(f) A client trusts no server of a quorum that it meets for the first time (`mark_untrusted`), unless the quorum finds
+    that all its servers are new (`trust`). It trusts that identity, and not the address: any other identity that the
+    process meets there is untrusted, or has a predecessor.
 (g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
-    is evidence of a restart (`mark_untrusted`).
+    is evidence of a restart.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ class ServerHistory:
     def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
-        self.is_judged = False  # whether a quorum has decided if it trusts the server
         self.forget(previous)
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
@@ -116,21 +116,29 @@ class ServerHistory:
 
     def _first_stamp(self, facts: Facts, address: Address, isolation_grace: float) -> IdentityStamp:
         """The stamp for an identity that this client meets for the first time."""
-        previous = address.previous_identity if self.previous == "-" else self.previous
-        if self.latest.in_quarantine:  # a second failover: leases from before the first one may still be lost
-            previous = self.latest.previous
+        before = self.latest
+        previous = before.identity or self.previous
+        if previous == "-":
+            previous = address.previous_identity
+        lost_before = before.previous  # read once: another event loop may note a proof meanwhile
+        is_second_failover = lost_before != "-" and before.in_quarantine
+        if is_second_failover:  # leases from before the first one may still be lost
+            previous = lost_before
         stamp = self._make_stamp(facts, previous, isolation_grace)
         if any(previous.startswith(each) for each in stamp.lossless_from):
             stamp.previous = "-"
-        if self.latest.in_quarantine:
-            stamp.predecessor = self.latest.identity
+        if is_second_failover:
+            stamp.predecessor = before.identity
         stamp.render()
         if facts.loaded and facts.least_age < (stamp.quarantine_seconds or 0):
             stamp.mark_untrusted()
+        has_lost = stamp.in_quarantine
+        if previous == "-" and self.mark == "+":
+            stamp.mark_untrusted()  # before another event loop can send with this stamp
         # Event loops in other threads share this history without a mutex. The first of two stamps of one identity
         # counts: the second may have found this identity as the previous one.
         first = self.stamps.setdefault(facts.identity, stamp)
-        if first is stamp and stamp.in_quarantine:
+        if first is stamp and has_lost:
             self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
         return first
 
@@ -155,14 +163,10 @@ class ServerHistory:
         stamp.earlier_stamps = self.stamps
         return stamp
 
-    def judge(self, *, trusted: bool) -> None:
-        """Note whether a quorum trusts this server, unless it was judged before, or does not report its identity."""
-        if self.is_judged or self.latest.facts is None:
-            return
-        for stamp in list(self.stamps.values()):
-            if not trusted or stamp is not self.latest:  # the verdict is about `latest` alone
-                stamp.mark_untrusted()
-        self.is_judged = True  # after the marks: another thread may read this
+    def trust(self, stamp: IdentityStamp) -> None:
+        """Note that a quorum found this server to be new, unless the process has met another one here."""
+        if list(self.stamps.values()) == [stamp]:
+            stamp.mark_trusted()
 
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
         """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""

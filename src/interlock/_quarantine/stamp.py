@@ -182,8 +182,14 @@ class IdentityStamp:
 
     def mark_untrusted(self) -> None:
         """Note evidence that an unknown server may have been here before, and may have granted leases."""
-        if self.facts is not None and self.previous in ("-", "?"):  # "?": an interrupt may have come before `render`
+        if self.facts is not None and self.previous == "-":
             self.previous = "?"
+            self.render()
+
+    def mark_trusted(self) -> None:
+        """Note that this server is new, and that no other was here before. If it began with keys, this says nothing."""
+        if self.facts is not None and not self.facts.loaded and self.previous in ("?", "-"):
+            self.previous = "-"  # may be so already: an interrupt may have come before `render`
             self.render()
 
     def mark_lossless(self, identity: str, least_ttl: float = 0.0) -> None:

@@ -19,8 +19,8 @@ Rules.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, and all started at about the same time. The client decides this at its first call, and counts no server as
-    new that answers later. Other event loops of the process and its children keep the verdict.
+    young, and all started at about the same time. The client decides this at its first call (`_judge`). It trusts no
+    server before that, nor one that answers later.
 """
 
 from __future__ import annotations
@@ -355,10 +355,7 @@ class QuorumServer:
             node.cause = str(error)
             return None
         if not node.has_answered:
-            # Too late for the verdict of this client, or of another event loop or a parent process.
-            if self._has_judged or any(each.server.history.is_judged for each in self.nodes):
-                node.server.history.judge(trusted=False)
-            node.has_answered = True  # after the verdict, which a thread that reads this takes for given
+            node.has_answered = True
             self._reject_duplicates(node)
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
         node.server.send_script_text = True
@@ -390,17 +387,16 @@ class QuorumServer:
                 )
 
     def _judge(self) -> None:
-        """Decide which of the servers that the process has met for the first time may vote at once: see rule (f).
+        """Decide whether these servers may vote at once, although the process meets them for the first time: rule (f).
 
-        Threads meet servers under the same mutex (`identify`): so each server is judged here, or later in `_connect`.
+        Any thread or event loop may meet a server meanwhile: that one stays untrusted.
         """
-        with self.runtime.mutex:
-            histories = [node.server.history for node in self.nodes]
-            if histories[0].quarantine_seconds is not None:
-                are_new = self._are_new([each.latest for each in histories], histories[0].quarantine_seconds)
-                for each in histories:
-                    each.judge(trusted=are_new)
-            self._has_judged = True  # after the verdict: other threads send from now on
+        histories = [node.server.history for node in self.nodes]
+        stamps, max_age = [each.latest for each in histories], histories[0].quarantine_seconds
+        if max_age is not None and self._are_new(stamps, max_age):
+            for history, stamp in zip(histories, stamps, strict=True):
+                history.trust(stamp)
+        self._has_judged = True  # after the verdict: other threads send from now on
 
     @staticmethod
     def _are_new(stamps: Sequence[IdentityStamp], max_age: float) -> bool:
