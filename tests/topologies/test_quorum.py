@@ -516,6 +516,32 @@ async def test_a_server_that_answers_after_the_first_call_is_not_new(mode, serve
     assert await lease.release() is False  # lost with the two servers
 
 
+@rule(3)
+async def test_a_quorum_comes_back_though_the_search_for_it_could_not_start(mode, servers, monkeypatch):
+    """The machine may have no thread left just then."""
+
+    def spawn(work, name, on_end):
+        if name == "interlock-quorum":
+            raise RuntimeError("can't start new thread")
+        spawned(work, name, on_end)
+
+    with contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.socket)) for node in nodes(servers)]
+        for proxy in proxies:
+            proxy.refuse = True
+        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3, quarantine=False)
+        runtime = mode.session(locks).runtime
+        spawned = runtime.spawn
+        with monkeypatch.context() as patch:
+            patch.setattr(runtime, "spawn", spawn)
+            assert isinstance(await outcome(locks.lock("a", ttl=1).try_acquire()), Unavailable)
+        for proxy in proxies:
+            proxy.refuse = False
+        lease = await locks.lock("a", ttl=1).acquire(timeout=20)
+        await lease.release()
+        await locks.close()
+
+
 @rule(10)
 @pytest.mark.parametrize(
     ("readings", "are_new"),  # of each server: when it was asked, when the reply was read, its uptime

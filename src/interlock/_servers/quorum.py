@@ -329,10 +329,10 @@ class QuorumServer:
                 if not node.has_answered and (error := await self._connect(node, share)):
                     raise error
             self._judge()
-            if any(not node.is_up for node in self.nodes):
-                self._watch_absent()
-        elif sum(node.is_up for node in self.nodes) < self.majority:
-            self._watch_absent()  # an interrupt may have come between the verdict and the first start
+        up = sum(node.is_up for node in self.nodes)
+        if up < len(self.nodes):
+            self._watch_absent()  # the start of an earlier call may have failed
+        if up < self.majority:
             self._wakeup.set()
         if self._config_fault:
             raise ConfigError(self._config_fault)
@@ -425,7 +425,12 @@ class QuorumServer:
             if self._watching_absent or self._closed:
                 return
             self._watching_absent = True
-        self.runtime.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
+        try:
+            self.runtime.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
+        except BaseException as error:
+            self._watching_absent = False
+            if not isinstance(error, RuntimeError):  # else the machine has no thread left: the next call tries again
+                raise
 
     def _absent_watched(self) -> None:
         self._watching_absent = False
