@@ -104,10 +104,10 @@ class Tapped:
         return [_token(message) for message in self.messages(verb)]
 
     def pairs(self) -> list[Pair]:
-        """The acquires with their releases, in the order of the acquires; the last of each lock."""
+        """The acquires with their releases, in the order of the acquires; the last that was released of each lock."""
         acquires, releases = self.messages("acquire"), self.messages("release")
-        last = {message[3]: message for message in acquires}  # by the lock's key
         by_token = {_token(message): message for message in releases}
+        last = {message[3]: message for message in acquires if _token(message) in by_token}  # by the lock's key
         return [(packed(message), packed(by_token[_token(message)])) for message in last.values()]
 
 

@@ -41,6 +41,7 @@ def start(tmp_path, monkeypatch):
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     monkeypatch.setenv("INTERLOCK_URL", "embedded://")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # with it, print() writes a line in parts, with logs between
     for name, text in PROGRAMS.items():
         (tmp_path / name).write_text(text)
     running = []
