@@ -11,6 +11,7 @@ import math
 import re
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -27,6 +28,7 @@ from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_f
 from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import IdentityStamp
+from interlock._servers.quorum import QuorumServer
 from interlock._transports import handshake
 from interlock.primitives.codes import BUSY, GRANTED
 
@@ -540,8 +542,8 @@ def meeting(memory, uptime=500, *, loaded=False):
     """A function: the stamp of a connection to a server, which the sentinels name under this epoch."""
     where = address_of("redis://127.0.0.1", for_asyncio=False)
 
-    def meet(server, epoch=None):
-        facts = Facts(server * 40, server * 40, NO_REPLID, uptime, 1_000_000, replicas=1, loaded=loaded)
+    def meet(server, epoch=None, replid=None):
+        facts = Facts(server * 40, (replid or server) * 40, NO_REPLID, uptime, 1_000_000, replicas=1, loaded=loaded)
         return memory.identify(facts, where, 0.0, epoch)
 
     return meet
@@ -567,7 +569,7 @@ def test_two_event_loops_that_meet_a_restarted_server_at_once_agree_what_was_the
     def slower(self, facts, previous, grace):
         monkeypatch.setattr(ServerHistory, "_make_stamp", make)
         meet("c")
-        return make(self, facts, memory.previous, grace)  # of the server itself
+        return make(self, facts, memory.latest.identity, grace)  # of the server itself
 
     monkeypatch.setattr(ServerHistory, "_make_stamp", slower)
     assert meet("c").previous == stamps[0].identity
@@ -603,59 +605,63 @@ def test_a_late_reply_makes_no_earlier_server_the_latest():
     assert meet("b").previous == f"@{first.identity}"
 
 
+def met_as_new(number=3):
+    """The servers of a quorum that the process has met for the first time, and a function that judges them."""
+    histories = [ServerHistory(60.0, mark="+") for _ in range(number)]
+    nodes = [SimpleNamespace(server=SimpleNamespace(history=each)) for each in histories]
+    quorum = SimpleNamespace(nodes=nodes, _are_new=QuorumServer._are_new)
+    return histories, lambda: QuorumServer._judge(quorum)
+
+
 @rule(10)
-def test_a_server_of_a_quorum_is_trusted_once_the_quorum_trusts_it():
-    memory = ServerHistory(60.0, mark="+")
-    meet = meeting(memory)
-    stamp = meet("a")
-    assert past_in(stamp) == "?"
-    memory.trust(stamp)
-    assert meet("a") is stamp
-    assert past_in(stamp) == "-"
-    assert past_in(meet("b")) == stamp.identity, "a restart"
+def test_the_servers_of_a_quorum_are_trusted_once_they_are_judged():
+    histories, judge = met_as_new()
+    stamps = [meeting(each, uptime=5)("a") for each in histories]
+    assert [past_in(each) for each in stamps] == ["?"] * 3
+    judge()
+    assert [past_in(each) for each in stamps] == ["-"] * 3
+    assert past_in(meeting(histories[0])("b")) == stamps[0].identity, "a restart"
 
 
 @rule(10)
 @pytest.mark.parametrize("order", ["aab", "aba", "abb", "baab", "abaab"])
-def test_a_quorum_trusts_no_server_where_the_process_has_met_another(order):
+def test_a_quorum_is_not_new_if_the_process_has_met_another_server_there(order):
     """Another event loop may have met it, before or after, and may send with its stamp. Replies may come late."""
-    memory = ServerHistory(60.0, mark="+")
-    meet = meeting(memory)
-    before = memory.latest
-    stamps = [meet(each) for each in order]
-    for each in [before, memory.latest, *stamps]:
-        memory.trust(each)
+    histories, judge = met_as_new()
+    stamps = [meeting(each, uptime=5)("a") for each in histories[1:]]
+    stamps += [meeting(histories[0], uptime=5)(each) for each in order]
+    judge()
     assert "-" not in map(past_in, stamps)
 
 
 @rule(10)
 def test_a_server_of_a_quorum_that_is_met_during_the_verdict_is_not_trusted(monkeypatch):
-    memory = ServerHistory(60.0, mark="+")
-    meet, render, later = meeting(memory), IdentityStamp.render, []
-    first = meet("a")
+    histories, judge = met_as_new()
+    first, *_ = [meeting(each, uptime=5)("a") for each in histories]
+    render, later = IdentityStamp.render, []
 
     def meanwhile(self):
         monkeypatch.undo()
-        later.append(meet("b"))  # in the other thread
+        later.append(meeting(histories[0], uptime=5)("b"))  # in the other thread
         render(self)
 
     monkeypatch.setattr(IdentityStamp, "render", meanwhile)
-    memory.trust(first)
+    judge()
     assert past_in(later[0]) == first.identity
 
 
 @rule(10)
-def test_a_server_of_a_quorum_that_began_with_keys_is_not_trusted():
-    memory = ServerHistory(60.0, mark="+")
-    stamp = meeting(memory, uptime=5, loaded=True)("a")
-    memory.trust(stamp)
-    assert past_in(stamp) == "?"
+def test_a_server_of_a_new_quorum_that_began_with_keys_is_not_trusted():
+    histories, judge = met_as_new()
+    stamps = [meeting(each, uptime=5, loaded=each is histories[0])("a") for each in histories]
+    judge()
+    assert [past_in(each) for each in stamps] == ["?", "-", "-"]
 
 
 @rule(10)
-def test_an_interrupt_while_a_server_is_trusted_leaves_a_verdict_that_can_be_repeated(monkeypatch):
-    memory = ServerHistory(60.0, mark="+")
-    stamp = meeting(memory)("a")
+def test_an_interrupt_while_servers_are_judged_leaves_a_verdict_that_can_be_repeated(monkeypatch):
+    histories, judge = met_as_new()
+    stamps = [meeting(each, uptime=5)("a") for each in histories]
 
     def interrupted(self):
         monkeypatch.undo()
@@ -663,10 +669,36 @@ def test_an_interrupt_while_a_server_is_trusted_leaves_a_verdict_that_can_be_rep
 
     monkeypatch.setattr(IdentityStamp, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        memory.trust(stamp)
-    assert past_in(stamp) == "?"
-    memory.trust(stamp)
-    assert past_in(stamp) == "-"
+        judge()
+    assert [past_in(each) for each in stamps] == ["?"] * 3
+    judge()
+    assert [past_in(each) for each in stamps] == ["-"] * 3
+
+
+@rule(10)
+def test_a_server_of_a_quorum_that_was_reset_is_trusted():
+    """As by `reset()` of interlock.testing: nothing was lost, and no quorum judges again."""
+    memory = ServerHistory(60.0, mark="+")
+    meeting(memory)("a")
+    memory.forget()
+    assert past_in(meeting(memory, uptime=0)("b")) == "-"
+
+
+@rule(10)
+def test_a_replica_that_attaches_while_a_server_is_met_hides_no_restart(monkeypatch):
+    """Another event loop meets the same process before, under another replid, between two steps of this one."""
+    memory, stamps = ServerHistory(60.0, mark="+"), []
+    meet = meeting(memory, uptime=0)
+    in_quarantine = IdentityStamp.in_quarantine.fget
+
+    def meanwhile(self):
+        monkeypatch.undo()
+        stamps.append(meet("a"))
+        return in_quarantine(self)
+
+    monkeypatch.setattr(IdentityStamp, "in_quarantine", property(meanwhile))
+    assert past_in(meet("a", replid="b")) == "?"
+    assert [past_in(each) for each in stamps] == ["?"]
 
 
 @rule(10)

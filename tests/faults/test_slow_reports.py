@@ -162,7 +162,7 @@ def test_a_warning_about_the_server_is_logged_with_no_lock_of_the_client(server,
         locks.lock("a").acquire().release()
         history = locks._session.server.history
         history.stamps.clear()
-        history.previous = "0" * 80  # as if another server had answered before
+        history.forget("0" * 80)  # as if another server had answered before
         log.addHandler(asking)
         try:
             locks._session.server.pool.drop_all()

@@ -428,10 +428,10 @@ def test_reset_forgets_a_server_whose_handshake_a_busy_thread_notes_late(own, mo
         (history,) = (
             each for histories in _histories for each in histories._by_url.values() if own._is_at(each.address)
         )
-        former, restart = (history.latest, history.previous), own.restart
+        former, restart = history.latest, own.restart
 
         def noting(**options):
-            history.latest, history.previous = former  # the last step of identify(), in a thread that stood still
+            history.latest = former  # the last step of identify(), in a thread that stood still
             restart(**options)
 
         monkeypatch.setattr(own, "restart", noting)

@@ -112,13 +112,13 @@ FOUND: Final = (
     ),
     Plant(
         "a server of a quorum is trusted unless a verdict says otherwise",
-        (Change(HISTORY, 'if previous == "-" and self.mark == "+":', "if False:"),),
+        (Change(HISTORY, 'if previous == "-" and self._is_first_untrusted:', "if False:"),),
         (Tests(("topologies/test_quorum.py",), "after_the_first_call"),),
     ),
     Plant(
-        "a quorum trusts a server where the process has met another one since then",
-        (Change(HISTORY, "if list(self.stamps.values()) == [stamp]:", "if True:"),),
-        (Tests(("faults/test_quarantine.py",), "has_met_another"),),
+        "a quorum counts as new, although the process has met another server there",
+        (Change(HISTORY, "return list(self.stamps.values()) == [stamp]", "return True"),),
+        (Tests(("topologies/test_quorum.py",), "restarted_together"),),
     ),
     Plant(
         "a primary that comes back counts as the one that it was",

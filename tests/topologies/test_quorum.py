@@ -436,6 +436,23 @@ async def test_a_server_that_restarted_is_no_server_of_a_new_quorum_elsewhere_in
 
 
 @rule(10)
+async def test_servers_that_restarted_together_are_no_new_quorum_elsewhere_in_the_process(mode):
+    """The process has met only one of them before: so the others may have granted a lease to another process, too."""
+    with Independents(number=3) as fresh, contextlib.ExitStack() as stack:
+        proxies = [stack.enter_context(Proxy(node.socket)) for node in fresh.nodes]
+        for proxy in proxies[1:]:
+            proxy.refuse = True
+        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3)
+        assert isinstance(await outcome(locks.lock("a", ttl=1).try_acquire()), Unavailable)
+        for node, proxy in zip(fresh.nodes, proxies, strict=True):
+            node.kill()
+            node.restart()
+            proxy.refuse = False
+        assert not await _is_free_elsewhere(mode, real(locks))
+        await locks.close()
+
+
+@rule(10)
 async def test_a_restart_blocks_no_server_of_a_new_quorum_elsewhere_in_the_process(mode):
     """The process has met all servers as a new quorum, and knows which of them restarted since then."""
     with Independents(number=3) as fresh:

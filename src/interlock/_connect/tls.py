@@ -82,14 +82,16 @@ def shared_context(mode: str, options: Mapping[str, object], make: Callable[[], 
 def _made_for(key: object, options: Mapping[str, object]) -> tuple[_Shared | None, _Identities]:
     """The context that is there, or that another thread has made soon; and the identities of the files just before."""
     for _ in range(MAX_LOOKS):
-        files = _files(options)  # before the look: another thread may run while this one waits for the disk
         found = _contexts.get(key)
         if not isinstance(found, _Making):
-            return found, files
-        if found.thread == threading.get_ident():  # this is a signal handler or a finalizer
+            files = _files(options)
+            if _contexts.get(key) is found:  # no other thread has begun while this one waited for the disk
+                return found, files
+        elif found.thread == threading.get_ident():  # this is a signal handler or a finalizer
             break
-        time.sleep(LOOK_INTERVAL)
-    return None, files
+        else:
+            time.sleep(LOOK_INTERVAL)
+    return None, _files(options)
 
 
 def _make(key: object, options: Mapping[str, object], files: _Identities, make: Callable[[], object]) -> _Shared:

@@ -20,8 +20,8 @@ Rules.
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
 (f) A client trusts no server of a quorum that it meets for the first time (`mark_untrusted`), unless the quorum finds
-    that all its servers are new (`trust`). It trusts that identity, and not the address: any other identity that the
-    process meets there is untrusted, or has a predecessor.
+    that all its servers are new, and that the process has met no other server at their addresses (`has_met_only`). It
+    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor.
 (g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart.
 """
@@ -71,6 +71,7 @@ class ServerHistory:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
+        self._is_first_untrusted = mark == "+"  # the first identity here, unless a quorum trusts it
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
         self.address: Address
@@ -80,10 +81,10 @@ class ServerHistory:
         self.replicas = 0  # the highest number of replicas that a server here ever had: replicas that are away count
 
     def forget(self, previous: str = "-") -> None:
-        """Forget all identities but this one. "-": no server has answered."""
+        """Forget all identities but this one, as if nothing had been lost. "-": no server has answered."""
+        self._is_first_untrusted = False
         self.stamps: dict[str, IdentityStamp] = {}
         self.latest = IdentityStamp(None, self.quarantine_seconds, previous, self.mark)  # the one that was made last
-        self.previous = previous  # the identity in `latest`
 
     def count_replicas(self, replication: Any) -> int:
         """The highest number of replicas in the newest INFO reply and all earlier ones."""
@@ -110,17 +111,17 @@ class ServerHistory:
             stamp = self._stamp_of_returned(facts, address, isolation_grace, epoch)
         stamp.epoch = epoch
         if stamp.met_at >= self.latest.met_at:  # else a late reply, or a thread that stood still
-            self.latest, self.previous, self.display_url = stamp, stamp.identity, address.display_url
+            self.latest, self.display_url = stamp, address.display_url
         self.replicas = max(self.replicas, facts.replicas)
         return stamp
 
     def _first_stamp(self, facts: Facts, address: Address, isolation_grace: float) -> IdentityStamp:
         """The stamp for an identity that this client meets for the first time."""
-        before = self.latest
-        previous = before.identity or self.previous
+        before = self.latest  # read once, as `previous`: another event loop may change them meanwhile
+        lost_before = before.previous
+        previous = before.identity or lost_before
         if previous == "-":
             previous = address.previous_identity
-        lost_before = before.previous  # read once: another event loop may note a proof meanwhile
         is_second_failover = lost_before != "-" and before.in_quarantine
         if is_second_failover:  # leases from before the first one may still be lost
             previous = lost_before
@@ -133,20 +134,20 @@ class ServerHistory:
         if facts.loaded and facts.least_age < (stamp.quarantine_seconds or 0):
             stamp.mark_untrusted()
         has_lost = stamp.in_quarantine
-        if previous == "-" and self.mark == "+":
+        if previous == "-" and self._is_first_untrusted:
             stamp.mark_untrusted()  # before another event loop can send with this stamp
         # Event loops in other threads share this history without a mutex. The first of two stamps of one identity
         # counts: the second may have found this identity as the previous one.
         first = self.stamps.setdefault(facts.identity, stamp)
         if first is stamp and has_lost:
-            self._warn(_STARTED if stamp.previous == "?" else _REPLACED, address, stamp)
+            self._warn(_STARTED if stamp.previous == "?" and facts.loaded else _REPLACED, address, stamp)
         return first
 
     def _stamp_of_returned(
         self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None
     ) -> IdentityStamp:
         """The stamp for an identity that this client has met before, and that another server replaced since then."""
-        previous = f"{RETURNED}{self.previous if epoch is None else epoch}"
+        previous = f"{RETURNED}{self.latest.identity if epoch is None else epoch}"
         stamp = self._make_stamp(facts, previous, isolation_grace)
         stamp.since_ms, stamp.lossless_from = facts.now_ms, []  # not as old as its process
         stamp.render()
@@ -163,10 +164,9 @@ class ServerHistory:
         stamp.earlier_stamps = self.stamps
         return stamp
 
-    def trust(self, stamp: IdentityStamp) -> None:
-        """Note that a quorum found this server to be new, unless the process has met another one here."""
-        if list(self.stamps.values()) == [stamp]:
-            stamp.mark_trusted()
+    def has_met_only(self, stamp: IdentityStamp) -> bool:
+        """Whether the process has met no other server here."""
+        return list(self.stamps.values()) == [stamp]
 
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
         """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
@@ -81,6 +82,15 @@ Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
 def is_stale(error: object) -> bool:
     """Whether the connection broke while it was idle: the server itself may be well."""
     return isinstance(error, Disconnected) and error.stale
+
+
+@lru_cache(maxsize=256)  # one warning for each quorum
+def _warn_of_search(display_url: str, cause: str) -> None:
+    log.warning(
+        "interlock: the search for absent servers of %s could not start, and starts with a later call: %s",
+        display_url,
+        cause,
+    )
 
 
 class QuorumServer:
@@ -389,13 +399,17 @@ class QuorumServer:
     def _judge(self) -> None:
         """Decide whether these servers may vote at once, although the process meets them for the first time: rule (f).
 
-        Any thread or event loop may meet a server meanwhile: that one stays untrusted.
+        Another thread or event loop may meet a server meanwhile: that one stays untrusted.
         """
         histories = [node.server.history for node in self.nodes]
         stamps, max_age = [each.latest for each in histories], histories[0].quarantine_seconds
-        if max_age is not None and self._are_new(stamps, max_age):
-            for history, stamp in zip(histories, stamps, strict=True):
-                history.trust(stamp)
+        if (
+            max_age is not None
+            and self._are_new(stamps, max_age)
+            and all(history.has_met_only(stamp) for history, stamp in zip(histories, stamps, strict=True))
+        ):
+            for stamp in stamps:
+                stamp.mark_trusted()
         self._has_judged = True  # after the verdict: other threads send from now on
 
     @staticmethod
@@ -421,16 +435,20 @@ class QuorumServer:
 
     def _watch_absent(self) -> None:
         """Start the background work that connects to absent servers again, unless it runs already."""
-        with self.runtime.mutex:
-            if self._watching_absent or self._closed:
-                return
-            self._watching_absent = True
+        is_starting = False
         try:
+            with self.runtime.mutex:
+                if self._watching_absent or self._closed:
+                    return
+                is_starting = True
+                self._watching_absent = True
             self.runtime.spawn(self._reconnect_absent, "interlock-quorum", self._absent_watched)
-        except BaseException as error:
-            self._watching_absent = False
-            if not isinstance(error, RuntimeError):  # else the machine has no thread left: the next call tries again
+        except BaseException as error:  # the next call tries again
+            if is_starting:
+                self._watching_absent = False
+            if not isinstance(error, RuntimeError):
                 raise
+            _warn_of_search(self.display_url, str(error))
 
     def _absent_watched(self) -> None:
         self._watching_absent = False
