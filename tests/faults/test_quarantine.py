@@ -23,6 +23,7 @@ from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
 from interlock._client.retries import Requests
 from interlock._connect.target import address_of
+from interlock._protocol import timing
 from interlock._quarantine import lossless
 from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_facts
 from interlock._quarantine.lossless import Reading, least_ttl
@@ -609,7 +610,7 @@ def met_as_new(number=3):
     """The servers of a quorum that the process has met for the first time, and a function that judges them."""
     histories = [ServerHistory(60.0, mark="+") for _ in range(number)]
     nodes = [SimpleNamespace(server=SimpleNamespace(history=each)) for each in histories]
-    quorum = SimpleNamespace(nodes=nodes, _are_new=QuorumServer._are_new)
+    quorum = SimpleNamespace(nodes=nodes, _are_new=QuorumServer._are_new, now=timing.now)
     return histories, lambda: QuorumServer._judge(quorum)
 
 
@@ -632,6 +633,17 @@ def test_a_quorum_is_not_new_if_the_process_has_met_another_server_there(order):
     stamps += [meeting(histories[0], uptime=5)(each) for each in order]
     judge()
     assert "-" not in map(past_in, stamps)
+
+
+@rule(10)
+def test_the_first_verdict_of_a_process_on_a_quorum_is_the_last_one():
+    """Another event loop may have met a server after its own verdict, and seconds ago."""
+    histories, judge = met_as_new()
+    stamps = [meeting(each, uptime=5)("a") for each in histories[1:]]
+    judge()
+    stamps.append(meeting(histories[0], uptime=5)("a"))
+    judge()
+    assert [past_in(each) for each in stamps] == ["?"] * 3
 
 
 @rule(10)

@@ -231,8 +231,8 @@ PLANTS = {
         "restarts", "leases that are renewed", BOTH_HOLD,
         (
             "_quarantine/server_history.py",
-            'address.previous_identity if self.previous == "-" else self.previous',
-            'self.previous if facts.loaded else "-"',
+            "before.identity or lost_before",
+            'before.identity if facts.loaded else "-"',
         ),
     ),
     "the quarantine counts from the start of a replica": (

@@ -106,7 +106,8 @@ FOUND: Final = (
                 "[each.process_start for each in stamps",
                 "[(stamps[0].met_at - each.facts.uptime,) * 2 for each in stamps",
             ),
-            Change("_servers/quorum.py", "max(each.met_at for each in stamps)", "stamps[0].met_at"),
+            Change("_servers/quorum.py", "is_young = at - earliest", "is_young = stamps[0].met_at - earliest"),
+            Change("_servers/quorum.py", "not any(each.is_judged for each in histories)", "True"),
         ),
         (Tests(("topologies/test_quorum.py",), "elsewhere_in_the_process"),),
     ),
@@ -470,8 +471,8 @@ KNOWN: Final = (
         (
             Change(
                 HISTORY,
-                '        previous = address.previous_identity if self.previous == "-" else self.previous\n',
-                "        previous = address.previous_identity\n",
+                "        previous = before.identity or lost_before\n",
+                '        previous = "-"\n',
             ),
         ),
         (Simulator("empty"),),

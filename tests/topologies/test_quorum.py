@@ -582,9 +582,11 @@ def test_which_servers_are_a_new_quorum(readings, are_new):
         facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=up, now_ms=10**6, replicas=0, sent_at=sent_at)
         stamps.append(IdentityStamp(facts, 30.0, "-", "+"))
         stamps[-1].met_at = met_at
-    assert QuorumServer._are_new(stamps, 30.0) is are_new
-    assert QuorumServer._are_new(stamps[::-1], 30.0) is are_new
-    assert not QuorumServer._are_new([*stamps, IdentityStamp(None, 30.0, "-", "+")], 30.0)
+    at = max(each.met_at for each in stamps)
+    assert QuorumServer._are_new(stamps, 30.0, at) is are_new
+    assert QuorumServer._are_new(stamps[::-1], 30.0, at) is are_new
+    assert not QuorumServer._are_new([*stamps, IdentityStamp(None, 30.0, "-", "+")], 30.0, at)
+    assert not QuorumServer._are_new(stamps, 30.0, at + 30), "a verdict that comes late"
 
 
 @rule(10)

@@ -21,7 +21,8 @@ Rules.
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
 (f) A client trusts no server of a quorum that it meets for the first time (`mark_untrusted`), unless the quorum finds
     that all its servers are new, and that the process has met no other server at their addresses (`has_met_only`). It
-    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor.
+    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor. The first verdict
+    of the process is the last one (`is_judged`).
 (g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart.
 """
@@ -71,6 +72,7 @@ class ServerHistory:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
+        self.is_judged = False  # whether a quorum has decided if it trusts the server
         self._is_first_untrusted = mark == "+"  # the first identity here, unless a quorum trusts it
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet

@@ -19,8 +19,8 @@ Rules.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, and all started at about the same time. The client decides this at its first call (`_judge`). It trusts no
-    server before that, nor one that answers later.
+    young, and all started at about the same time. The first client of the process decides this at its first call
+    (`_judge`), for all event loops and children. It trusts no server before that, nor one that answers later.
 """
 
 from __future__ import annotations
@@ -405,16 +405,19 @@ class QuorumServer:
         stamps, max_age = [each.latest for each in histories], histories[0].quarantine_seconds
         if (
             max_age is not None
-            and self._are_new(stamps, max_age)
+            and not any(each.is_judged for each in histories)
+            and self._are_new(stamps, max_age, self.now())
             and all(history.has_met_only(stamp) for history, stamp in zip(histories, stamps, strict=True))
         ):
             for stamp in stamps:
                 stamp.mark_trusted()
+        for history in histories:
+            history.is_judged = True  # after all marks: an interrupt before leaves the verdict to the next call
         self._has_judged = True  # after the verdict: other threads send from now on
 
     @staticmethod
-    def _are_new(stamps: Sequence[IdentityStamp], max_age: float) -> bool:
-        """Whether the servers are a new quorum.
+    def _are_new(stamps: Sequence[IdentityStamp], max_age: float, at: float) -> bool:
+        """Whether the servers are a new quorum, at this time by the client's clock.
 
         The process may have asked for one uptime long before another, or have stood still before it read one. So this
         compares the times at which the servers can have started, and not their uptimes.
@@ -423,7 +426,7 @@ class QuorumServer:
         if len(starts) < len(stamps):
             return False
         earliest, latest = min(first for first, _ in starts), max(last for _, last in starts)
-        is_young = max(each.met_at for each in stamps) - earliest < max_age
+        is_young = at - earliest < max_age
         return is_young and round(latest - earliest) <= STARTED_TOGETHER_WITHIN  # each uptime is whole seconds
 
     def mark_absent(self, node: Node, cause: str) -> None:
@@ -446,7 +449,7 @@ class QuorumServer:
         except BaseException as error:  # the next call tries again
             if is_starting:
                 self._watching_absent = False
-            if not isinstance(error, RuntimeError):
+            if type(error) is not RuntimeError:  # as from a signal handler; else no thread is left
                 raise
             _warn_of_search(self.display_url, str(error))
 
