@@ -636,7 +636,17 @@ def test_a_quorum_is_not_new_if_the_process_has_met_another_server_there(order):
 
 
 @rule(10)
-def test_the_first_verdict_of_a_process_on_a_quorum_is_the_last_one():
+def test_a_first_call_that_no_server_answers_is_no_verdict_on_a_quorum():
+    """As that of a program which starts before its servers: another event loop, or a child, may judge."""
+    histories, judge = met_as_new()
+    judge()
+    stamps = [meeting(each, uptime=5)("a") for each in histories]
+    judge()
+    assert [past_in(each) for each in stamps] == ["-"] * 3
+
+
+@rule(10)
+def test_the_first_verdict_of_a_client_on_a_quorum_is_the_last_one():
     """Another event loop may have met a server after its own verdict, and seconds ago."""
     histories, judge = met_as_new()
     stamps = [meeting(each, uptime=5)("a") for each in histories[1:]]
@@ -663,11 +673,12 @@ def test_a_server_of_a_quorum_that_is_met_during_the_verdict_is_not_trusted(monk
 
 
 @rule(10)
-def test_a_server_of_a_new_quorum_that_began_with_keys_is_not_trusted():
+def test_a_quorum_of_which_a_server_began_with_keys_is_not_new():
+    """All may have restarted together, and the others without a snapshot."""
     histories, judge = met_as_new()
     stamps = [meeting(each, uptime=5, loaded=each is histories[0])("a") for each in histories]
     judge()
-    assert [past_in(each) for each in stamps] == ["?", "-", "-"]
+    assert [past_in(each) for each in stamps] == ["?"] * 3
 
 
 @rule(10)

@@ -20,9 +20,9 @@ Rules.
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
 (f) A client trusts no server of a quorum that it meets for the first time (`mark_untrusted`), unless the quorum finds
-    that all its servers are new, and that the process has met no other server at their addresses (`has_met_only`). It
-    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor. The first verdict
-    of the process is the last one (`is_judged`).
+    that all its servers are new, and that the client has met no other server at their addresses (`has_met_only`). It
+    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor. After the first
+    complete verdict of the client, its other event loops and forked children give no trust any more (`is_judged`).
 (g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart.
 """
@@ -72,7 +72,7 @@ class ServerHistory:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
-        self.is_judged = False  # whether a quorum has decided if it trusts the server
+        self.is_judged = False  # whether a quorum has decided if it trusts the first identity here
         self._is_first_untrusted = mark == "+"  # the first identity here, unless a quorum trusts it
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
@@ -167,7 +167,7 @@ class ServerHistory:
         return stamp
 
     def has_met_only(self, stamp: IdentityStamp) -> bool:
-        """Whether the process has met no other server here."""
+        """Whether the client has met no other server here, in any event loop or before a fork."""
         return list(self.stamps.values()) == [stamp]
 
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:

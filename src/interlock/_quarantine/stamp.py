@@ -187,8 +187,8 @@ class IdentityStamp:
             self.render()
 
     def mark_trusted(self) -> None:
-        """Note that this server is new, and that no other was here before. If it began with keys, this says nothing."""
-        if self.facts is not None and not self.facts.loaded and self.previous in ("?", "-"):
+        """Note that this server is new, and that no other was here before."""
+        if self.facts is not None and self.previous in ("?", "-"):
             self.previous = "-"  # may be so already: an interrupt may have come before `render`
             self.render()
 

@@ -19,12 +19,13 @@ Rules.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, and all started at about the same time. The first client of the process decides this at its first call
-    (`_judge`), for all event loops and children. It trusts no server before that, nor one that answers later.
+    young, all started at about the same time, and none began with keys. The client decides this at its first call that
+    a server answers (`_judge`), once for all its event loops and forked children. It trusts no server before that.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import random
 from collections import deque
@@ -74,6 +75,9 @@ RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whethe
 MAX_INSISTENCE: Final = 20  # rounds of one call at most, of an attempt that does not wait and goes first
 STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum start
 QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
+
+# What the start of a thread raises if the machine has no thread left, or if Python is ending.
+_NO_THREAD: Final = (RuntimeError, getattr(builtins, "PythonFinalizationError", RuntimeError))
 
 # A server, the handle of an unanswered batch that was sent there, and the requests in the batch.
 Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
@@ -399,7 +403,7 @@ class QuorumServer:
     def _judge(self) -> None:
         """Decide whether these servers may vote at once, although the process meets them for the first time: rule (f).
 
-        Another thread or event loop may meet a server meanwhile: that one stays untrusted.
+        Another thread or event loop may meet a server meanwhile: this verdict does not trust that one.
         """
         histories = [node.server.history for node in self.nodes]
         stamps, max_age = [each.latest for each in histories], histories[0].quarantine_seconds
@@ -411,8 +415,9 @@ class QuorumServer:
         ):
             for stamp in stamps:
                 stamp.mark_trusted()
-        for history in histories:
-            history.is_judged = True  # after all marks: an interrupt before leaves the verdict to the next call
+        if any(each.facts is not None for each in stamps):
+            for history in histories:
+                history.is_judged = True  # after all marks: an interrupt before leaves the verdict to the next call
         self._has_judged = True  # after the verdict: other threads send from now on
 
     @staticmethod
@@ -422,7 +427,7 @@ class QuorumServer:
         The process may have asked for one uptime long before another, or have stood still before it read one. So this
         compares the times at which the servers can have started, and not their uptimes.
         """
-        starts = [each.process_start for each in stamps if each.facts is not None]
+        starts = [each.process_start for each in stamps if each.facts is not None and not each.facts.loaded]
         if len(starts) < len(stamps):
             return False
         earliest, latest = min(first for first, _ in starts), max(last for _, last in starts)
@@ -449,7 +454,7 @@ class QuorumServer:
         except BaseException as error:  # the next call tries again
             if is_starting:
                 self._watching_absent = False
-            if type(error) is not RuntimeError:  # as from a signal handler; else no thread is left
+            if type(error) not in _NO_THREAD:  # as from a signal handler
                 raise
             _warn_of_search(self.display_url, str(error))
 
