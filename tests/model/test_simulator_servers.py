@@ -9,6 +9,7 @@ pytest.importorskip("lupa")
 
 from interlock._quarantine import identity, lossless
 from interlock._quarantine.server_history import ServerHistory
+from interlock._quarantine.stamp import IdentityStamp
 from model.mutations import catch, never, replaced, shares
 from simulator import (
     SERVERS,
@@ -143,13 +144,18 @@ def a_promotion_is_as_old_as_its_process(monkeypatch):
 
 
 def who_connects_again_remembers_nothing(monkeypatch):
-    identify = ServerHistory.identify
+    first_stamp = ServerHistory._first_stamp
 
     def forgetful(self, *args):
-        self.previous = "-"
-        return identify(self, *args)
+        before = self.latest
+        if not before.in_quarantine:
+            self.latest = IdentityStamp(None, self.quarantine_seconds, "-", self.mark)
+        try:
+            return first_stamp(self, *args)
+        finally:
+            self.latest = before
 
-    monkeypatch.setattr(ServerHistory, "identify", forgetful)
+    monkeypatch.setattr(ServerHistory, "_first_stamp", forgetful)
 
 
 def a_connection_is_trusted_for_ever(monkeypatch):
