@@ -119,7 +119,7 @@ FOUND: Final = (
     Plant(
         "a quorum counts as new, although the process has met another server there",
         (Change(HISTORY, "return list(self.stamps.values()) == [stamp]", "return True"),),
-        (Tests(("topologies/test_quorum.py",), "restarted_together"),),
+        (Tests(("faults/test_quarantine.py",), "is_not_new_if"),),
     ),
     Plant(
         "a primary that comes back counts as the one that it was",
