@@ -19,8 +19,9 @@ Rules.
 (f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
     client are the evidence, as for a single server. A server that this client never met does not vote either, if the
     server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, all started at about the same time, and none began with keys. The client decides this at its first call that
-    a server answers (`_judge`), once for all its event loops and forked children. It trusts no server before that.
+    young, all started at about the same time, and none began with keys. The client decides this at its first call
+    (`_judge`), once for all its event loops and forked children. It trusts no server before that. If no server has
+    answered by then, another event loop or child may still decide it; this one trusts no server that answers later.
 """
 
 from __future__ import annotations
