@@ -396,55 +396,9 @@ def test_a_signal_handler_may_connect_while_its_thread_makes_the_context():
     assert tls.shared_context("asyncio", {}, pytest.fail) is outer
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_who_looks_for_a_context_that_another_thread_makes(fails, monkeypatch):
-    """They share it; and if it fails, they make another one, and nobody waits for a third."""
-    may_end, looks, contexts = threading.Event(), [], []
-
-    def make():
-        may_end.wait(30)
-        if fails:
-            raise OSError
-        return bare()
-
-    def first():
-        with contextlib.suppress(OSError):
-            contexts.append(tls.shared_context("asyncio", {}, make))
-
-    class Clock:
-        monotonic = time.monotonic
-
-        @staticmethod
-        def sleep(seconds):
-            looks.append(threading.get_ident())
-            may_end.wait(30)
-            time.sleep(seconds)
-
-    monkeypatch.setattr(tls, "time", Clock)
-    threads = [threading.Thread(target=first, name="first")]
-    threads[0].start()
-    wait_until(is_being_made)
-    for i in range(3):
-        one = threading.Thread(target=lambda: contexts.append(tls.shared_context("asyncio", {}, bare)), name=f"{i}")
-        one.start()
-        threads.append(one)
-    wait_until(lambda: len(set(looks)) == 3)
-    may_end.set()
-    for one in threads:
-        one.join()
-    assert len(contexts) == 3 if fails else len(set(contexts)) == 1
-    assert isinstance(tls.shared_context("asyncio", {}, pytest.fail), ssl.SSLContext)
-
-
-def test_threads_that_look_share_a_context_for_the_file_that_was_renewed_meanwhile(tmp_path, monkeypatch):
-    """As when a certificate is renewed while many threads connect."""
-    may_end, looks, file = threading.Event(), set(), tmp_path / "file"
-    file.write_text("a")
-    options = {"ssl_ca_certs": str(file)}
-
-    def make():
-        may_end.wait(30)
-        return bare()
+def looking(maker, others, may_end, monkeypatch):
+    """Threads: the first one makes a context, and all others have looked for it and sleep until `may_end` is set."""
+    looks = set()
 
     class Clock:
         monotonic = time.monotonic
@@ -456,12 +410,53 @@ def test_threads_that_look_share_a_context_for_the_file_that_was_renewed_meanwhi
             time.sleep(seconds)
 
     monkeypatch.setattr(tls, "time", Clock)
-    threads = [threading.Thread(target=lambda: tls.shared_context("asyncio", options, make)) for _ in range(4)]
+    threads = [threading.Thread(target=each) for each in (maker, *others)]
     threads[0].start()
     wait_until(is_being_made)
     for one in threads[1:]:
         one.start()
-    wait_until(lambda: len(looks) == 3)
+    wait_until(lambda: len(looks) == len(others))
+    return threads
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_who_looks_for_a_context_that_another_thread_makes(fails, monkeypatch):
+    """They share it; and if it fails, they make another one, and nobody waits for a third."""
+    may_end, contexts = threading.Event(), []
+
+    def make():
+        may_end.wait(30)
+        if fails:
+            raise OSError
+        return bare()
+
+    def first():
+        with contextlib.suppress(OSError):
+            contexts.append(tls.shared_context("asyncio", {}, make))
+
+    others = [lambda: contexts.append(tls.shared_context("asyncio", {}, bare))] * 3
+    threads = looking(first, others, may_end, monkeypatch)
+    may_end.set()
+    for one in threads:
+        one.join()
+    assert len(contexts) == 3 if fails else len(set(contexts)) == 1
+    assert isinstance(tls.shared_context("asyncio", {}, pytest.fail), ssl.SSLContext)
+
+
+def test_threads_that_look_share_a_context_for_the_file_that_was_renewed_meanwhile(tmp_path, monkeypatch):
+    """As when a certificate is renewed while many threads connect."""
+    may_end, file = threading.Event(), tmp_path / "file"
+    file.write_text("a")
+    options = {"ssl_ca_certs": str(file)}
+
+    def make():
+        may_end.wait(30)
+        return bare()
+
+    def connect():
+        tls.shared_context("asyncio", options, make)
+
+    threads = looking(connect, [connect] * 3, may_end, monkeypatch)
     file.write_text("renewed")
     may_end.set()
     for one in threads:
