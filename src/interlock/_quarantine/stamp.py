@@ -182,13 +182,13 @@ class IdentityStamp:
 
     def mark_untrusted(self) -> None:
         """Note evidence that an unknown server may have been here before, and may have granted leases."""
-        if self.facts is not None and self.previous == "-":
+        if self.previous == "-":
             self.previous = "?"
             self.render()
 
     def mark_trusted(self) -> None:
         """Note that this server is new, and that no other was here before."""
-        if self.facts is not None and self.previous in ("?", "-"):
+        if self.previous in ("?", "-"):
             self.previous = "-"  # may be so already: an interrupt may have come before `render`
             self.render()
 
