@@ -6,8 +6,8 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
+from interlock._protocol.mutex import Mutex
 from interlock._protocol.names import token_part
-from interlock._transports.blocking.runtime import Mutex
 
 from .interlock import InterlockCore
 from .lock import LockableCore

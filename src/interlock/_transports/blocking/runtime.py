@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
-import sys
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._protocol.log import log
+from interlock._protocol.mutex import Mutex
 from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import now
 
@@ -20,29 +19,6 @@ MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infin
 # The same in the main thread, which alone runs signal handlers. The kernel may deliver Ctrl-C to another thread, for
 # example to one that starts a thread at that moment; then nothing wakes the main thread.
 MAX_WAIT_OF_MAIN_THREAD: Final = 1.0
-
-
-if sys.version_info >= (3, 14):
-
-    class Mutex(_thread.RLock):
-        """A reentrant lock that a `with` always gives back, also if a signal handler raises, as Ctrl-C does.
-
-        Python 3.14 runs signal handlers right after a call of an `__enter__` in C, before the `with` is sure to call
-        `__exit__`. It runs none when an `__enter__` in Python returns. `__exit__` stays in C, because Python runs no
-        handler at its start.
-        """
-
-        def __enter__(self) -> bool:
-            before = self._recursion_count()
-            try:
-                return self.acquire()
-            except BaseException:
-                if self._recursion_count() > before:
-                    self.release()
-                raise
-
-else:
-    Mutex = threading.RLock
 
 
 class AutoResetEvent:

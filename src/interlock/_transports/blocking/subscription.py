@@ -7,10 +7,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._protocol.log import log
+from interlock._protocol.mutex import Mutex
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._transports.blocking.runtime import AutoResetEvent, Mutex, ThreadRuntime
+from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
 from interlock._transports.pushes import check_subscribe_reply, next_pause, spread, subscribe_commands, take_push
 from interlock._transports.resp import PING, Push
 

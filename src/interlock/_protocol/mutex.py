@@ -1,0 +1,29 @@
+"""A lock for compound steps on data that several threads share, which no interrupt leaves locked."""
+
+from __future__ import annotations
+
+import _thread
+import sys
+import threading
+
+if sys.version_info >= (3, 14):
+
+    class Mutex(_thread.RLock):
+        """A reentrant lock that a `with` always gives back, also if a signal handler raises, as Ctrl-C does.
+
+        Python 3.14 runs signal handlers right after a call of an `__enter__` in C, before the `with` is sure to call
+        `__exit__`. It runs none when an `__enter__` in Python returns. `__exit__` stays in C, because Python runs no
+        handler at its start.
+        """
+
+        def __enter__(self) -> bool:
+            before = self._recursion_count()
+            try:
+                return self.acquire()
+            except BaseException:
+                if self._recursion_count() > before:
+                    self.release()
+                raise
+
+else:
+    Mutex = threading.RLock
