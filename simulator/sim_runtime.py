@@ -96,8 +96,9 @@ class SimRuntime:
         """See Runtime. Nothing blocks here."""
         return work()
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self) -> bool:
         """See Runtime. Nothing forks here."""
+        return True
 
     async def close(self) -> None:
         """See Runtime. Background work ends with its process."""

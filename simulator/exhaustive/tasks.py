@@ -208,8 +208,9 @@ class Runtime:
         """See Runtime. Nothing blocks here."""
         return work()
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self) -> bool:
         """See Runtime. Nothing forks here."""
+        return True
 
     async def close(self) -> None:
         """See Runtime. The coroutines end with their process."""

@@ -58,6 +58,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from interlock._protocol.forks import KNOWN, after_fork, notice
 from interlock.errors import ConfigError, LockError, Unavailable
 
 if TYPE_CHECKING:
@@ -321,6 +322,8 @@ class Server:
 
         Raises `ConfigError` if the server cannot run, `Unavailable` with the end of its log if it does not come up.
         """
+        if not KNOWN[0]:
+            notice()
         if self in _processes:
             return
         deadline = time.monotonic() + timeout
@@ -375,6 +378,8 @@ class Server:
 
     def stop(self) -> None:
         """End the server and remove its directory. Does nothing if it does not run, or if a parent process owns it."""
+        if not KNOWN[0]:
+            notice()
         if self not in _processes:
             return
         for process in reversed(_processes[self]):  # the watcher last: it cleans up if this process dies meanwhile
@@ -411,7 +416,7 @@ def _disown() -> None:
     _locks.clear()
 
 
-os.register_at_fork(after_in_child=_disown)
+after_fork(_disown)
 
 
 def _runtime_dir() -> Path:
@@ -549,6 +554,8 @@ def _ask_or_lock(home: Path, command: bytes, deadline: float) -> bytes | int:
 
 
 def _try_lock(home: Path) -> int | None:
+    if not KNOWN[0]:
+        notice()  # which closes what is in `_locks`
     lock = os.open(home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     _locks.add(lock)
     try:

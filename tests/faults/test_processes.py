@@ -20,6 +20,7 @@ from harness.clock import machine_time
 from harness.modes import queued, until
 from harness.processes import PROGRAMS, processes
 from harness.proxy import Proxy
+from harness.unseen import HOW
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", full="each server in both modes")
@@ -182,12 +183,18 @@ async def test_a_waiter_that_was_stopped_gets_the_lock_later(mode):
 
 
 @rule(11)
-async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(mode):
+@pytest.mark.parametrize("how", HOW)
+async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(mode, clean, how):
     locks = mode.interlock()
     async with processes(mode, 1) as (parent,):
         await parent.do("acquire", "a", {"ttl": 4}, 5)
-        child = await parent.do("fork", "a")
-        assert child == {"state": "lost", "ensure": "LeaseLost", "release": False, "busy": True, "own": True}
+        child = await parent.do("fork", "a", how)
+        assert child == {
+            "state": "lost", "remaining": 0.0, "lost": True, "ended": True, "ensure": "LeaseLost",
+            "execute": "LeaseLost", "extend": "LeaseLost", "exit": "LeaseLost", "release": False, "busy": True,
+            "own": True,
+        }  # fmt: skip
+        assert not clean.exists("written")
         # The parent goes on: held, renewed, released.
         await until(lambda: _remaining(locks, 0, 3.2))
         await until(lambda: _remaining(locks, 3.2))
@@ -251,9 +258,10 @@ else:
 
 
 @rule(1, 11)
-async def test_a_parent_that_holds_locks_may_fork_workers(mode, clean):
+@pytest.mark.parametrize("how", HOW)
+async def test_a_parent_that_holds_locks_may_fork_workers(mode, clean, how):
     clean.set("users:count", 0)
-    process = await python("prefork.py", mode.url, mode.name, "4", "20")
+    process = await python("prefork.py", mode.url, mode.name, "4", "20", how)
     assert await process.wait() == 0
     assert int(clean.get("users:count")) == 4 * 20 + (20 if mode.name == "asyncio" else 0)
     clean.delete("users:count")

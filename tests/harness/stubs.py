@@ -62,7 +62,7 @@ class StubRuntime:
     async def run_blocking(self, work: Callable[[], T]) -> T:
         raise NotImplementedError
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self) -> bool:
         raise NotImplementedError
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from plants.nets import Histories, Search, Simulator, Tests, Walk
 from plants.plant import Change, Plant
 
 REQUESTS, HOLDING = "_client/retries.py", "_client/holding.py"
+FORKS = "_protocol/forks.py"
 CORE, BOOK, RENEWAL, GRANT = "_client/acquiring.py", "_client/book.py", "_client/renewal.py", "_client/grant.py"
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/server_history.py"
@@ -549,10 +550,34 @@ KNOWN: Final = (
     Plant(
         "a child uses the leases of its parent after a fork",
         (
-            Change(GRANT, "    fork_count += 1\n", "    fork_count += 0\n"),
+            Change(FORKS, "        count += 1\n", "        count += 0\n"),
             Change("_session/session.py", "            grant.end_reason = Grant.FORKED\n", "            pass\n"),
         ),
         (Tests(("faults/test_processes.py",), "fork"),),
+    ),
+    Plant(
+        "a child does not notice a fork that Python's hooks do not see",
+        (
+            Change(
+                FORKS,
+                "    if _accepts(page, NO_ADVICE) or not _accepts(page, MADV_WIPEONFORK):\n",
+                "    if _accepts(page, NO_ADVICE):\n",
+            ),
+            Change(FORKS, "        if KNOWN[0]:\n            return\n        count", "        count"),
+        ),
+        (Tests(("faults/test_processes.py",), "fork and in-C"),),
+    ),
+    Plant(
+        "a call of the parent goes on in a child that a signal handler forks",
+        (
+            Change("_client/retries.py", "            if self.closed or not KNOWN[0]:\n", "            if False:\n"),
+            Change(
+                CORE,
+                "            if self.requests.closed or not KNOWN[0]:  # close()",
+                "            if False:  # close()",
+            ),
+        ),
+        (Tests(("faults/test_forks.py",), "handler"),),
     ),
     Plant(
         "a caller reads the reply to another caller's message",

@@ -17,6 +17,7 @@ from harness.modes import until
 from harness.processes import PROGRAMS
 from harness.topology import Cluster, Independents, Sentinels
 from harness.topology.group import ask
+from harness.unseen import HOW
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("its own servers", starts="sentinels, clusters and quorums of valkey-9.1")
@@ -77,20 +78,21 @@ def connections(group):
 
 
 @rule(3, 6, 11)
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("topology", KINDS)
-async def test_a_child_after_fork_connects_anew_and_its_parent_goes_on(mode, topology):
+async def test_a_child_after_fork_connects_anew_and_its_parent_goes_on(mode, topology, how):
     with KINDS[topology]() as group:
         urls = group.urls if topology == "quorum" else [group.url]
         locks = mode.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
         wanted = await locks.lock("wanted", ttl=5).acquire()
         named = [f"{url}{'&' if '?' in url else '?'}client_name=parent" for url in urls]
         async with parent(mode, named) as forking:
-            await forking.does("hold")
+            await forking.does("hold" if how == "os.fork" else "hold idle")  # see fork_in_c
             await until(lambda: waits(locks.lock("wanted")))
             before = connections(group)
             assert before
             for _ in range(2):
-                await forking.does("fork")
+                await forking.does(f"fork {how}")
             assert before <= connections(group)
             assert await forking.does("go") == "renewed"
             await wanted.release()

@@ -13,7 +13,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "interlock"
 
 # From bottom to top. A name stands for the module, or for all modules of the package that no longer name stands for.
 LAYERS = {
-    "errors, names, timing": "errors _protocol.names _protocol.timing _protocol.log _protocol.run_to_end",
+    "errors, names, timing": "errors _protocol.names _protocol.timing _protocol.log",
+    "forks": "_protocol.mutex _protocol.forks _protocol.run_to_end",
     "protocol types": "_protocol",
     "primitives": "primitives",
     "client": "_client",

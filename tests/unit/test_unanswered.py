@@ -11,6 +11,7 @@ from interlock._client.acquiring import Core
 from interlock._client.cohort import OTHERS_WAIT, Cohort
 from interlock._client.error_texts import unavailable_error
 from interlock._client.grant import AcquireOptions, Attempt, last_answer_counts
+from interlock._client.retries import Requests
 from interlock._client.waiting import LocalQueue, Waiters
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
@@ -35,7 +36,7 @@ class Server(StubServer):
         ends = SimpleNamespace(
             book=SimpleNamespace(runtime=self.runtime), cohorts=None, undo=undo, runtime=self.runtime
         )
-        self.core = Core(self, self.waiters, ends, None, "p", lambda _: ("", None), 30.0)
+        self.core = Core(Requests(self), self.waiters, ends, None, "p", lambda _: ("", None), 30.0)
 
     def ensure_subscribed(self, key): ...
 

@@ -6,8 +6,10 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from interlock._protocol.mutex import Mutex
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.names import token_part
+from interlock._protocol.snapshot import snapshot
+from interlock.errors import ConfigError
 
 from .interlock import InterlockCore
 from .lock import LockableCore
@@ -39,23 +41,28 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
 
         self._pool_type = AsyncioPool
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Session] = weakref.WeakKeyDictionary()
-        self._guard = Mutex()
         self._latest: tuple[asyncio.AbstractEventLoop | None, Session | None] = (None, None)
 
     @property
     def _session(self) -> Session:
+        if not KNOWN[0]:
+            notice()
         loop = asyncio.get_running_loop()
         latest, session = self._latest
-        if latest is loop and session is not None and not session.core.requests.closed:
+        if latest is loop and session is not None and not session.requests.closed:
             return session
         session = self._sessions.get(loop)
-        if session is None or session.core.requests.closed:
+        if session is not None and session.requests.is_of_parent:
+            raise ConfigError(
+                f"{self!r} was used in this event loop before a fork: in the child that loop watches the connections "
+                "of the parent. Run another one in the child: asyncio.run()"
+            )
+        if session is None or session.requests.closed:
             self._check_not_closed()
             left = self._prune()
             # Between the user's code and Core.attempt(): acquire, _acquire
             session = self._session_of(self._open_server(), _task, self._farewell, frames_to_user=3)
-            with self._guard:
-                self._sessions[loop] = session
+            self._sessions[loop] = session
             for attempt in left:
                 session.undo.add(attempt)
         self._latest = (loop, session)
@@ -79,15 +86,14 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
     def _prune(self) -> list[Attempt]:
         """Forget the closed loops. Returns the attempts to undo; leases of these loops end when the process exits."""
         left: list[Attempt] = []
-        with self._guard:  # loops of several threads
-            for loop, session in list(self._sessions.items()):
-                if loop.is_closed():
-                    del self._sessions[loop]
-                    left += session.abandon()
+        for loop, session in snapshot(self._sessions.items()):
+            if loop.is_closed() and self._sessions.pop(loop, None) is not None:  # else another loop's thread was first
+                left += session.abandon()
         return left
 
     def _last_session(self) -> Session | None:
-        return self._sessions.pop(asyncio.get_running_loop(), None)
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        return None if session is None or session.requests.is_of_parent else session
 
     @staticmethod
     def _current_owner() -> asyncio.Task[object] | None:

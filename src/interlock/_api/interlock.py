@@ -11,6 +11,7 @@ from interlock._client.grant import AcquireOptions, shared
 from interlock._client.reentrancy import HeldByCaller
 from interlock._client.self_wait import kind_of_caller
 from interlock._protocol.acks import checked_acks
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.names import (
     MIN_TTL,
     checked_bool,
@@ -198,6 +199,8 @@ class InterlockCore(Face):
 
     def _assert_held(self, name: object) -> Any:
         checked, caller = checked_name(name), self._current_owner()
+        if not KNOWN[0]:
+            notice()
         entered = inside.leases_of(caller)
         leases = [lease for each in entered for lease in each._leases_of(checked, cast("Any", self)._session.core)]
         for lease in leases:

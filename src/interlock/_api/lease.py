@@ -15,6 +15,7 @@ from interlock._client.lease_ends import DROPPED, dropped_text
 from interlock._client.self_wait import lasts
 from interlock._people.observer import Loss, loss_of
 from interlock._protocol.acks import Assurance
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.names import check_command
 from interlock._protocol.timing import FOREVER
 from interlock.errors import ConfigError
@@ -62,9 +63,10 @@ def described_state(state: LeaseState, remaining: float, but: str = " unless ren
 class WatchedCore(Face):
     """A lease, or several as one: its events, each made when a user first reads it, and its `with`."""
 
-    __slots__ = ("_bodies", "_core", "_end_event", "_lost_event")
+    __slots__ = ("_bodies", "_end_event", "_lost_event", "_made_by")
     _event_type: Callable[[], Any]
-    _core: Core
+    _made_by: Core
+    """The client that acquired it. Use `_core`."""
     _lost_event: Any
     _end_event: Any
     _hints = LEASE_HINTS
@@ -74,9 +76,16 @@ class WatchedCore(Face):
     _bodies: tuple[Any, ...]
     """What threads or tasks do inside of it, the innermost last: see `LeaseForThreads`, `LeaseForAsyncio`."""
 
+    @property
+    def _core(self) -> Core:
+        """The client that acquired it. In a child after a fork this resets all clients first."""
+        if not KNOWN[0]:
+            notice()
+        return self._made_by
+
     def _event_of_loss(self) -> Any:
         with self._core.runtime.mutex:
-            if (event := self._lost_event) is None:  # an event that is not set is false
+            if (event := self._lost_event) is None or self._belongs_to_parent:
                 event = self._lost_event = self._event_type()
         if self.state in _LOST:  # read after the event was made: a loss in between sets it, too
             event.set()
@@ -84,11 +93,16 @@ class WatchedCore(Face):
 
     def _event_of_end(self) -> Any:
         with self._core.runtime.mutex:
-            if (event := self._end_event) is None:
+            if (event := self._end_event) is None or self._belongs_to_parent:
                 event = self._end_event = self._event_type()
         if self.state in _ENDED:
             event.set()
         return event
+
+    @property
+    def _belongs_to_parent(self) -> bool:
+        """Whether a parent process acquired it, one of whose threads may have used its events at the fork."""
+        return self._made_by.requests.is_of_parent
 
     @property
     def state(self) -> LeaseState:
@@ -165,7 +179,7 @@ class LeaseCore(WatchedCore):
     __slots__ = ("__weakref__", "_depth", "_grant", "_multi_leases")
 
     def __init__(self, core: Core, grant: Grant) -> None:
-        self._core = core
+        self._made_by = core
         self._grant = grant
         self._lost_event = self._end_event = None
         self._bodies = ()
@@ -206,7 +220,7 @@ class LeaseCore(WatchedCore):
         return LeaseState.JEOPARDY if at_risk else LeaseState.HELD
 
     def _remaining(self) -> float:
-        if self._grant.end_reason is not None or self._grant.has_passed:
+        if self._grant.why_ended is not None or self._grant.has_passed:
             return 0.0
         return max(0.0, self._grant.hold.deadline - self._core.runtime.now())
 
@@ -251,7 +265,7 @@ class LeaseCore(WatchedCore):
         return self._grant.log_fields
 
     def _revocation(self) -> LeaseLost | None:
-        why = self._grant.end_reason
+        why = self._grant.why_ended
         return self._grant.error(why) if why is not None and loss_of(why) is Loss.REVOKED else None
 
     def _leases_of(self, name: str, core: Core) -> list[LeaseCore]:
@@ -324,7 +338,7 @@ class LeaseCore(WatchedCore):
 
     @property
     def _ended(self) -> bool:
-        return self._grant.end_reason is not None
+        return self._grant.why_ended is not None
 
     def _abandon(self) -> AutoResetEvent | None:
         """Give it back in the background, since nobody will use it. Returns an event that is set when that is done.
@@ -344,7 +358,7 @@ class LeaseCore(WatchedCore):
         """
         if before is None or self._depth >= before:  # it was not left
             self._depth -= 1
-        ended = self._grant.end_reason
+        ended = self._grant.why_ended
         if self._depth > 0:
             return
         if ended is not None and (before is not None or ended in {Grant.RELEASED, Grant.FORKED}):
@@ -361,7 +375,7 @@ class LeaseCore(WatchedCore):
 
     def __del__(self) -> None:
         grant = getattr(self, "_grant", None)
-        if grant is None or grant.end_reason is not None:
+        if grant is None or grant.why_ended is not None:
             return
         if grant.hold.due == FOREVER or grant.reason_ended(now := self._core.runtime.now()):
             return

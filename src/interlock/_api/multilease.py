@@ -26,7 +26,7 @@ class MultiLeaseCore(WatchedCore):
     _hints = MULTI_LEASE_HINTS
 
     def __init__(self, core: Core, on_lost: Callable[[Any], object] | None, name: str, leases: dict[str, Any]) -> None:
-        self._core = core
+        self._made_by = core
         self._lost_event = self._end_event = None
         self._bodies = ()
         self._on_lost_call = on_lost

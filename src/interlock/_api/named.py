@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from interlock._client.inspecting import inspect
 from interlock._people.revocation import Revoking, reason_text
+from interlock._protocol.forks import KNOWN, notice
 from interlock.errors import ConfigError
 from interlock.primitives.messages import BreakCall
 
@@ -60,6 +61,8 @@ class NamedCore(Face, Generic[StateT]):
 
     @property
     def _session(self) -> Session:
+        if not KNOWN[0]:
+            notice()
         try:
             session: Session = self._interlock._session
         except ConfigError as error:  # it is closed

@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.names import token_part
 from interlock._protocol.run_to_end import run
 
@@ -172,6 +173,8 @@ class Lockable(LockableCore[StateT, LeaseT], OnlyWith):
     else:  # help() would show a type variable
 
         def __enter__(self) -> object:
+            if not KNOWN[0]:
+                notice()  # as run() does
             section = section_of_this_with(self, SectionForThreads)
             frame = sys._getframe(1)
             if not (section.by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR) or not is_driven_by_pool(

@@ -23,7 +23,6 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from interlock._client import grant as grant_module
 from interlock._client.cohort import OTHERS_WAIT
 from interlock._client.error_texts import (
     HEARTBEATS_UNANSWERED,
@@ -38,10 +37,12 @@ from interlock._client.grant import NO_PROOF, AcquireOptions, Attempt, Grant, Ho
 from interlock._client.holding import Holding
 from interlock._client.people import Points
 from interlock._client.places import KEPT_PLACES, NOT_THE_USERS, keep_place
-from interlock._client.retries import Requests, closed_error, was_unanswered
+from interlock._client.retries import Requests, was_unanswered
 from interlock._client.self_wait import LOOK_AFTER, SelfWaits, begins_alike, blocks_at_server
 from interlock._client.turns import Turns
-from interlock._protocol.server import Disconnected, Server, Stopped, TokenSpent
+from interlock._protocol import forks
+from interlock._protocol.forks import KNOWN
+from interlock._protocol.server import Disconnected, Stopped, TokenSpent
 from interlock._protocol.timing import (
     FOREVER,
     MAX_EXPIRED_GRANTS,
@@ -90,7 +91,7 @@ class Core:
 
     def __init__(
         self,
-        server: Server,
+        requests: Requests,
         waiters: Waiters,
         ends: LeaseEnds,
         unread_releases: UnreadReleases,
@@ -104,9 +105,9 @@ class Core:
         all_waits: Callable[[], Iterable[Attempt]] = tuple,
         say_more: SayMore | None = None,
     ) -> None:
-        self.server = server
+        self.requests = requests
+        self.server = server = requests.server
         self.runtime = server.runtime
-        self.requests = Requests(server)
         self.waiters = waiters
         self.ends = ends
         self.book = ends.book
@@ -378,8 +379,8 @@ class Core:
         attempt = grant.attempt
         assert attempt.make_lease is not None
         lease = attempt.make_lease(self, grant)
-        if self.requests.closed:
-            raise closed_error(attempt.resource)
+        if self.requests.closed or not KNOWN[0]:
+            raise self.requests.over_error(attempt.resource)
         if grant.reason_ended(self.runtime.now()) is not None:
             return None
         attempt.event = None
@@ -403,7 +404,7 @@ class Core:
                 url = self.server.display_url
                 raise Unavailable(f"{attempt.resource}: {url} answers too late for a lease of {ttl:g} s")
             return None
-        hold = Hold(attempt, attempt.token, sent, deadline, max_hold_until, grant_module.fork_count)
+        hold = Hold(attempt, attempt.token, sent, deadline, max_hold_until, forks.count)
         grant = hold.grant = Grant(hold, attempt, fence, sent)
         try:
             lease = attempt.make_lease(self, grant)
@@ -415,8 +416,10 @@ class Core:
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.book.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
-            if self.requests.closed:  # close() may not have seen this lease: the caller undoes the attempt
-                raise closed_error(attempt.resource)
+            if (
+                self.requests.closed or not KNOWN[0]
+            ):  # close() may not have seen this lease: the caller undoes the attempt
+                raise self.requests.over_error(attempt.resource)
             if attempt.is_queued:
                 self.waiters.unregister(attempt)
             else:

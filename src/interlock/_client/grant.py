@@ -22,6 +22,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from interlock._client.retries import Question
+from interlock._protocol import forks
+from interlock._protocol.forks import KNOWN
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, HANDOVER_TTL, TOMBSTONE_TTL, capped_ttl, margin
 from interlock.errors import LeaseLost, LockError
@@ -40,13 +42,6 @@ if TYPE_CHECKING:
 MIN_COHORT_TTL: Final = 1.0  # seconds: below, a lease has too little time left to pass on
 NO_PROOF: Final = "no proof"  # no identity: a search failed, and the attempt waits for the quarantine to end
 MAX_SHARED: Final = 256  # different options that are kept for later locks
-fork_count: int = 0  # forks between the first process and this one: a hold of the parent does not count in a child
-
-
-def count_fork() -> None:
-    """Count a fork, in the child: none of the holds copied from the parent belongs to the child."""
-    global fork_count  # noqa: PLW0603 (there is one process)
-    fork_count += 1
 
 
 @dataclass(slots=True, eq=False)  # not frozen: that takes three times as long to make, for each lock
@@ -193,7 +188,7 @@ class Hold:
     last_answered_sent: float  # the lease was not revoked before this time, at which the last answered request was sent
     deadline: float  # until when the holder may rely on the lease
     max_hold_until: float = FOREVER  # when max_hold ends the lease
-    fork_count: int = 0  # in which process the lease was granted
+    fork_count: int = 0  # of the process in which the lease was granted: see `forks`
     renewal_failing: bool = False
     unanswered: int = 0  # requests of the lease's user, to extend or to execute, that have no reply
     due: float = FOREVER  # the key of its bucket in the book, which alone knows whether it is there
@@ -285,10 +280,16 @@ class Grant:
         """The attributes of a log record about this lease."""
         return lock_fields(self.attempt.resource, self.fence, self.token)
 
+    @property
+    def why_ended(self) -> str | None:
+        """Why it ended; None if it did not, or if nobody has noticed yet that its time is over."""
+        is_own = KNOWN[0] and self.hold.fork_count == forks.count
+        return self.end_reason if is_own else self.FORKED
+
     def reason_ended(self, now: float) -> str | None:
         """Why its caller can't rely on the lease at this time, or None if it can."""
         hold = self.hold
-        if hold.fork_count != fork_count:
+        if not KNOWN[0] or hold.fork_count != forks.count:
             self.end_reason = self.FORKED
         if self.end_reason is not None:
             return self.end_reason

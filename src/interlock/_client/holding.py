@@ -126,8 +126,8 @@ class Holding:
                     # since then. Before the deadline nothing else ended the lease.
                     return was_held or (releasing.in_doubt and now < hold.deadline) or self._had_ended(grant, now)
         except BaseException as error:
-            if self.requests.closed and isinstance(error, ConfigError):  # close() releases the lease
-                return True
+            if self.requests.closed and isinstance(error, ConfigError):  # close() releases the lease, or the parent
+                return not self.requests.is_of_parent
             self.giving_back.in_background(grant)
             raise
         finally:
@@ -216,6 +216,8 @@ class Holding:
                 "none. Send the fence with what you write, or lock at that one server"
             )
         args = [execute_word(word, command) for word in words]
+        if why := grant.reason_ended(self.runtime.now()):
+            raise grant.error(self.ends.why_lost(grant, why))
         if keys is None:
             keys = list[bytes](await self.requests.query(grant.resource, "keys", command, *args))
         elif missing := [key for key in keys if key not in args]:

@@ -46,5 +46,5 @@ class HeldByCaller:
         return [
             lease
             for lease in leases
-            if lease is not None and lease._grant.end_reason not in {Grant.RELEASED, Grant.FORKED}
+            if lease is not None and lease._grant.why_ended not in {Grant.RELEASED, Grant.FORKED}
         ]

@@ -27,6 +27,8 @@ from interlock._client.error_texts import (
     unavailable_error,
     visible_cause,
 )
+from interlock._protocol import forks
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
 from interlock.errors import ConfigError, Unavailable
@@ -59,7 +61,8 @@ class Requests:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.runtime = server.runtime
-        self.closed = False
+        self.closed = False  # it sends nothing any more; also in a child, if it began in a parent process
+        self.fork_count = forks.count  # of the process in which this client began
         self.answered: dict[object, float] = {}  # when the last request with a reply was sent, by node
 
     async def ask_until_answered(
@@ -81,8 +84,8 @@ class Requests:
         retry_until, pause = until, 0.0
         cause: Exception | None = None
         while True:
-            if self.closed:
-                raise closed_error(resource)
+            if self.closed or not KNOWN[0]:
+                raise self.over_error(resource)
             if should_stop is not None and should_stop():
                 raise Stopped
             sent = self.runtime.now()
@@ -151,6 +154,25 @@ class Requests:
             question.assurance = acks.assurance(resource, known, acknowledged, wanted)
         return reply
 
+    @property
+    def is_of_parent(self) -> bool:
+        """Whether this client began in a parent process, before a fork."""
+        if not KNOWN[0]:
+            notice()
+        return self.fork_count != forks.count
+
+    def over_error(self, resource: Resource) -> ConfigError:
+        """The error for a caller of this client, which is closed, or began in a parent process."""
+        if self.is_of_parent:
+            return about(
+                resource,
+                ConfigError(
+                    f"{resource}: this call began in the parent process, before a fork, and goes on there. In a child "
+                    "call it anew; in asyncio, in an event loop of the child: asyncio.run()"
+                ),
+            )
+        return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
+
     def has_answered(self, resource: Resource, now: float) -> bool:
         """Whether the server of this resource has lately answered some request of this client."""
         node = self.server.route(resource.keys[0]).node if self.server.can_fail_over else ONLY_ROUTE.node
@@ -164,11 +186,6 @@ class Requests:
         """The reply to a request after which nothing has to be undone: an inspect, a revoke."""
         reply, _ = await self.ask_until_answered(Question(resource), args, self.runtime.now() + RETRY_FOR)
         return reply
-
-
-def closed_error(resource: Resource) -> ConfigError:
-    """The error for a caller that uses a closed client."""
-    return about(resource, ConfigError(f"{resource}: this Interlock is closed. Make a new one"))
 
 
 def was_unanswered(error: BaseException) -> bool:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client.cohort import RESERVED, Turn
 from interlock._client.error_texts import DRIVER_UNANSWERED, outer_error
-from interlock._client.retries import Question, closed_error
+from interlock._client.retries import Question
 from interlock._client.self_wait import LOOK_AFTER
+from interlock._protocol.forks import KNOWN
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER
 from interlock.errors import Unavailable
@@ -67,8 +68,8 @@ class Turns:
         if is_inside:
             self._look_for_own_section(attempt, arrived, warn=False)
         while True:
-            if self.requests.closed:
-                raise closed_error(attempt.resource)
+            if self.requests.closed or not KNOWN[0]:
+                raise self.requests.over_error(attempt.resource)
             if attempt.outer_loss is not None:
                 raise outer_error(attempt.resource, attempt.outer_loss)
             if now >= attempt.until:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.log import log
 from interlock._protocol.timing import FOREVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from interlock._client.retries import Requests
     from interlock._protocol.runtime import AutoResetEvent, Runtime
 
 
@@ -23,12 +25,10 @@ class PeriodicTask(Protocol):
 class Worker:
     """One loop, which runs one task whenever the task is due, until the session is closed."""
 
-    def __init__(
-        self, runtime: Runtime, name: str, is_closed: Callable[[], bool], start_others: Callable[[], None]
-    ) -> None:
+    def __init__(self, runtime: Runtime, name: str, requests: Requests, start_others: Callable[[], None]) -> None:
         self.runtime = runtime
         self.name = name  # of its thread or task
-        self.is_closed = is_closed  # whether the session is closed
+        self.requests = requests  # of its client: once that is over, the loop ends
         self.start_others = start_others  # starts the other workers of the session whose tasks are due at some time
         self.task: PeriodicTask
         self.wakeup: AutoResetEvent = runtime.event()
@@ -37,11 +37,17 @@ class Worker:
         self.started = False  # a loop is starting or running: start no other
         self.running = False
 
+    def _is_over(self) -> bool:
+        """Whether the client is closed, or began in a parent process."""
+        if not KNOWN[0]:
+            notice()
+        return self.requests.closed
+
     def wake_at(self, due: float) -> None:
         """Make the loop be awake at this time: start the loop, or wake it."""
         if due < self.asleep_until:
             if not self.started:
-                if self.is_closed():  # a loop would end at once
+                if self._is_over():  # a loop would end at once
                     return
                 with self.runtime.mutex:
                     if not self.started:
@@ -77,12 +83,13 @@ class Worker:
             self.running = False
 
     async def _run(self) -> None:
-        while not self.is_closed():
+        while not self._is_over():
             try:
                 self.asleep_until = self.called_for = FOREVER  # awake: each call of `wake_at` now sets the event
                 self.asleep_until = due = self.task.due()
                 await self.wakeup.wait(due)
-                await self.task.tick()
+                if not self._is_over():  # a fork may have come meanwhile
+                    await self.task.tick()
             except Exception:  # noqa: BLE001 (logged) a bug in interlock must not end the renewal of leases
                 log.exception("interlock: %s failed and goes on", self.name)
                 await self.runtime.sleep_until(self.runtime.now() + 0.1)

@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from interlock._protocol.forks import after_fork
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -137,5 +139,4 @@ def _identity(path: Any) -> tuple[int, ...]:
     return state.st_dev, state.st_ino, state.st_mtime_ns, state.st_ctime_ns, state.st_size
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_contexts.clear)  # no thread of the child makes what one of the parent began
+after_fork(_contexts.clear)  # no thread of the child makes what one of the parent began

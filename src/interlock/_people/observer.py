@@ -17,6 +17,7 @@ import threading
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.log import log
 from interlock._protocol.server import Stopped
 from interlock.errors import AcquireTimeout, Unavailable
@@ -113,6 +114,8 @@ def stop_observing(observer: Observer) -> None:
 
 def _switch(change: Callable[[tuple[Observer, ...]], tuple[Observer, ...]]) -> None:
     global observers  # noqa: PLW0603 (there is one process)
+    if not KNOWN[0]:
+        notice()  # which makes another lock
     with switching:
         observers = change(observers)
         for switch in on_switch:

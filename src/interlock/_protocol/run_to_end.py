@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from interlock._protocol.forks import KNOWN, notice
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
@@ -15,7 +17,11 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
     A coroutine can't raise StopIteration: Python makes a RuntimeError of it. So a StopIteration of a user's function,
     which the coroutine called, is raised here.
+
+    Each call of threads passes here, or `Lockable.__enter__`: so in a child after a fork, all clients begin anew first.
     """
+    if not KNOWN[0]:
+        notice()
     try:
         coroutine.send(None)
     except StopIteration as finished:

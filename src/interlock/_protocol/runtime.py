@@ -59,8 +59,8 @@ class Runtime(Protocol):
         """Run a function that blocks, and return its result."""
         ...
 
-    def reset_after_fork(self) -> None:
-        """In a child after a fork: drop everything that belongs to the parent."""
+    def reset_after_fork(self) -> bool:
+        """In a child after a fork: drop everything of the parent. Returns whether the runtime works in the child."""
         ...
 
     async def close(self) -> None:

@@ -511,7 +511,7 @@ class QuorumServer:
 
     def reset_after_fork(self) -> None:
         """See Server."""
-        self._discard_stragglers()
+        self._stragglers.clear()  # each server drops its connections
         for node in self.nodes:
             node.server.reset_after_fork()
         self.nodes = [Node(node.server) for node in self.nodes]

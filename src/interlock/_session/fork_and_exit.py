@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import sys
 from typing import TYPE_CHECKING, Final
 
-from interlock._client.grant import count_fork
 from interlock._people import observer
+from interlock._protocol.forks import KNOWN, after_fork, notice
 from interlock._protocol.run_to_end import run
 from interlock._protocol.snapshot import snapshot
 from interlock._session.open_sessions import open_sessions
@@ -30,7 +29,6 @@ def track(session: OpenSession) -> None:
 
 
 def _after_fork() -> None:
-    count_fork()
     observer.reset_after_fork()
     if util := sys.modules.get("multiprocessing.util"):
         # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
@@ -48,6 +46,8 @@ def _at_exit() -> None:
 
     Each session gets an equal share of the time that is left, so a silent server leaves enough time for the others.
     """
+    if not KNOWN[0]:
+        notice()  # what the parent holds stays with the parent
     sessions = snapshot(open_sessions)
     owed = [
         (session, attempts)
@@ -63,5 +63,4 @@ def _at_exit() -> None:
         session.reports.end()  # last: it runs code of a user
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

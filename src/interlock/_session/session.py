@@ -22,6 +22,7 @@ from interlock._client.lease_ends import DROPPED, LeaseEnds
 from interlock._client.owed import Owed
 from interlock._client.renewal import Renewer
 from interlock._client.reports import Reports
+from interlock._client.retries import Requests
 from interlock._client.undo import Undo, release_message
 from interlock._client.unread_releases import UnreadReleases
 from interlock._client.waiting import Waiters
@@ -76,6 +77,7 @@ class Session:
         self.try_for = try_for
         self.frames_to_user = frames_to_user  # see Core
         self.writes_registry = registry
+        self.closed = False
         self.exit_connection = exit_connection  # a server that works without a loop, when the process exits
         self._start()
         track(self)
@@ -85,9 +87,11 @@ class Session:
         server = self.server
         label = token_part(self.label) if self.label else ""
         process = Process(label, token_part(socket.gethostname()), os.getpid())
+        self.requests = requests = Requests(server)
+        requests.closed = self.closed
         self.channel = f"interlock:{secrets.token_hex(8)}"
         ends, renewal, waiters, undo, registry, reports = self.workers = [
-            Worker(self.runtime, f"interlock-worker-{task}", lambda: self.core.requests.closed, self.start_workers)
+            Worker(self.runtime, f"interlock-worker-{task}", requests, self.start_workers)
             for task in ("ends", "renewal", "waiters", "undo", "registry", "reports")
         ]
         self.waiters = waiters.task = Waiters(server, waiters.wake_at, ends.wake_at, self._look_at_waiting)
@@ -120,7 +124,7 @@ class Session:
         )
         grant_log.look()
         self.core = Core(
-            server,
+            requests,
             self.waiters,
             self.ends,
             self.unread_releases,
@@ -148,7 +152,7 @@ class Session:
 
     def add_worker(self, name: str, task: PeriodicTask) -> Worker:
         """Run one more task whenever it is due, until this session is closed or a fork makes it begin anew."""
-        worker = Worker(self.runtime, f"interlock-worker-{name}", lambda: self.core.requests.closed, self.start_workers)
+        worker = Worker(self.runtime, f"interlock-worker-{name}", self.requests, self.start_workers)
         worker.task = task
         self.workers.append(worker)
         return worker
@@ -187,7 +191,7 @@ class Session:
 
         `announce` sets the `ended` events of the leases, which needs their asyncio loop to be running.
         """
-        self.core.requests.closed = True
+        self.closed = self.requests.closed = True
         held, waiting = self.book.held(), self.waiters.claims()
         for grant in held:
             self.book.remove(grant.hold)
@@ -246,6 +250,8 @@ class Session:
 
         Leases stay held: the session releases them when the process exits.
         """
+        if self.requests.is_of_parent:
+            return []
         if not self.book.held():
             open_sessions.discard(self)
         orphans = [grant.hold.claim for grant, why in snapshot(self.ends.orphans) if why != DROPPED]
@@ -253,12 +259,20 @@ class Session:
         return [*list(self.owed.values()), *orphans, *self.waiters.claims()]
 
     def reset_after_fork(self) -> None:
-        """In a child after a fork: mark all leases as ended, and start with no waiters."""
+        """In a child after a fork: mark all leases as ended, end all calls of the parent, and start with no waiters.
+
+        Nothing of the former client sends anything in this process, and no worker of it starts. A session of asyncio
+        does not start again: its loop shares what it watches (epoll) with the parent's.
+        """
         for grant in self.book.held():
             grant.end_reason = Grant.FORKED
-        closed = self.core.requests.closed
-        self.runtime.reset_after_fork()
+        self.requests.closed = True
+        can_go_on = self.runtime.reset_after_fork()
         self.server.reset_after_fork()
+        self.waiters.wake_all()  # a signal handler may fork while its thread waits
+        self.cohorts.wake_all()
+        if not can_go_on:
+            open_sessions.discard(self)
+            return
         self._start()
         self.report()
-        self.core.requests.closed = closed

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast
 
 from interlock._connect.caches import client_of_cache
 from interlock._connect.target import address_of
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.names import checked_name
 from interlock.errors import Unavailable
 from interlock.threads import Interlock
@@ -72,6 +73,8 @@ class Interlocks(Generic[InterlockT]):
         if locks is None or locks._closed:
             # The promises are those of the originals, so no quarantine: only processes with interlock would wait.
             locks = self._of_pools[pool] = self.of(client, prefix="", quarantine=False)
+        if not KNOWN[0]:
+            notice()
         session: Session = cast("Any", locks)._session
         return session
 

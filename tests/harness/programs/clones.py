@@ -30,6 +30,7 @@ from pathlib import Path
 import interlock
 import interlock.aio
 from interlock._client import acquiring as _core
+from interlock._protocol import forks
 from model.histories.lines import Pen, clock
 
 SECTIONS = 25
@@ -43,6 +44,7 @@ def snapshot() -> int:
     for each in range(2):
         pid = ctypes.PyDLL(None).fork()  # not os.fork(), which calls Python's fork hooks; and the GIL stays ours
         if not pid:
+            forks.KNOWN[0] = 1  # the kernel has cleared it, as a restore would not
             if loop is not None:
                 # It is kept with the id of the process, which a restore does not change.
                 asyncio._set_running_loop(loop)

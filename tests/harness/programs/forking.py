@@ -6,8 +6,9 @@ It runs the commands of stdin, one a line, and prints a line after each:
 
     use NAME     acquire and release it, if the lock can be acquired within 2 s
     hold         12 leases of 1.5 s; wait for "wanted", woken by nothing but a push; work on others all the time
+    hold idle    the same, without the work
     look NAME    fork a child that says whether it gets this lock at once
-    fork         a child that uses all of it in both ways, and ends in the ordinary way
+    fork HOW     a child that uses all of it in both ways, and ends in the ordinary way: "os.fork" or "in-C"
     go           until each lease was renewed twice since; then until "wanted" is ours; then give all back
 """
 
@@ -24,6 +25,7 @@ import traceback
 
 import interlock
 import interlock.aio
+from harness.unseen import HOW
 from interlock._client import waiting as _waiters
 
 _waiters.HEARTBEAT_INTERVAL = 1000.0  # a push that is lost would be missed for ever
@@ -92,9 +94,9 @@ def inside(mutex):
     running.join()
 
 
-def child(work) -> int:
+def child(work, how: str = "os.fork") -> int:
     """Run this in a child of fork(); its result."""
-    pid = os.fork()
+    pid = HOW[how]()
     if pid:
         return pid
     signal.alarm(20)  # one that waits for ever would outlive the test
@@ -126,10 +128,10 @@ class Blocking:
         with contextlib.suppress(interlock.LockError), self.locks.lock(name).acquire(2):
             pass
 
-    async def hold(self) -> None:
+    async def hold(self, workers: int) -> None:
         self.leases = [self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
         self.waiter = threading.Thread(target=lambda: self.won.append(self.locks.lock("wanted").acquire()))
-        self.workers = [threading.Thread(target=self.work, args=(number,)) for number in range(2)]
+        self.workers = [threading.Thread(target=self.work, args=(number,)) for number in range(workers)]
         for thread in (self.waiter, *self.workers):
             thread.start()
 
@@ -173,10 +175,10 @@ class Async(Blocking):
             async with await self.locks.lock(name).acquire(2):
                 pass
 
-    async def hold(self) -> None:
+    async def hold(self, workers: int) -> None:
         self.leases = [await self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
         self.waiter = asyncio.ensure_future(self.locks.lock("wanted").acquire())
-        self.workers = [asyncio.ensure_future(self.work(number)) for number in range(2)]
+        self.workers = [asyncio.ensure_future(self.work(number)) for number in range(workers)]
 
     async def work(self, number: int) -> None:
         while not self.over:
@@ -229,12 +231,12 @@ async def main() -> None:
         if verb == "use":
             await parent.use(*args)
         elif verb == "hold":
-            await parent.hold()
+            await parent.hold(workers=0 if args else 2)
         elif verb == "look":
             said = {10: "no", 11: "yes"}[await say(None, ended, child(lambda: parent.looking(*args)))]
         elif verb == "fork":
             with inside(parent.locks._session.runtime.mutex):
-                pid = child(parent.inherited)
+                pid = child(parent.inherited, *args)
             assert await say(None, ended, pid) == 0
         elif verb == "go":
             await renewed(parent.leases)

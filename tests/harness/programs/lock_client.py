@@ -3,7 +3,7 @@
     python lock_client.py URL threads|asyncio
 
 Commands: ["acquire", lock, {options}, timeout], ["release", lock], ["ensure", lock], ["lost", lock],
-["fork", lock], ["on_sigterm"], ["exit"]. An answer is the result, or {"error": class, "text": message}.
+["fork", lock, how], ["on_sigterm"], ["exit"]. An answer is the result, or {"error": class, "text": message}.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 
 import interlock
 import interlock.aio
+from harness.unseen import HOW
 
 
 class Blocking:
@@ -66,14 +67,22 @@ class Blocking:
     async def release(self, name):
         return self.leases[name].release()
 
-    async def fork(self, name):
+    async def fork(self, name, how="os.fork"):
         """Fork; what the child sees of the holder's lease, sent through a pipe."""
         read, write = os.pipe()
-        if not os.fork():
+        if not HOW[how]():
             answer = {}
             lease = self.leases[name]
-            answer["state"] = lease.state.value
-            for what, call in (("ensure", lease.ensure), ("release", lease.release)):
+            answer["remaining"], answer["state"] = lease.remaining(), lease.state.value
+            answer["lost"], answer["ended"] = lease.lost.is_set(), lease.ended.is_set()
+            calls = {
+                "ensure": lease.ensure,
+                "execute": lambda: lease.execute("SET", "written", "child"),
+                "extend": lambda: lease.extend(9),
+                "exit": lambda: lease.__exit__(None, None, None),
+                "release": lease.release,
+            }
+            for what, call in calls.items():
                 try:
                     answer[what] = call()
                 except interlock.LockError as error:
@@ -136,18 +145,29 @@ class Async(Blocking):
     async def release(self, name):
         return await self.leases[name].release()
 
-    async def fork(self, name):
+    async def fork(self, name, how="os.fork"):
         read, write = os.pipe()
-        if not os.fork():
+        if not HOW[how]():
             lease = self.leases[name]
-            answer = {"state": lease.state.value}
+            answer = {"remaining": lease.remaining(), "state": lease.state.value}
+            answer["lost"], answer["ended"] = lease.lost.is_set(), lease.ended.is_set()
             try:
                 lease.ensure()
             except interlock.LockError as error:
                 answer["ensure"] = type(error).__name__
 
             async def child():
-                answer["release"] = await lease.release()
+                calls = {
+                    "execute": lambda: lease.execute("SET", "written", "child"),
+                    "extend": lambda: lease.extend(9),
+                    "exit": lambda: lease.__aexit__(None, None, None),
+                    "release": lease.release,
+                }
+                for what, call in calls.items():
+                    try:
+                        answer[what] = await call()
+                    except interlock.LockError as error:
+                        answer[what] = type(error).__name__
                 answer["busy"] = await self.locks.lock(name).try_acquire() is None
                 mine = await self.locks.lock(f"{name}:child").acquire(5)
                 answer["own"] = mine.token.split("/")[1] == str(os.getpid())

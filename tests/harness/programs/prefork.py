@@ -1,6 +1,6 @@
 """A parent that works, then forks workers that all use the same Interlock, as gunicorn --preload does.
 
-    python prefork.py URL threads|asyncio WORKERS ROUNDS
+    python prefork.py URL threads|asyncio WORKERS ROUNDS os.fork|in-C
 
 Each worker counts up in the server under the lock, without any other protection. Exits with 0 if all of them did.
 """
@@ -15,6 +15,7 @@ import redis
 
 import interlock
 import interlock.aio
+from harness.unseen import HOW
 
 url, mode, workers, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 locks = interlock.Interlock(url) if mode == "threads" else interlock.aio.Interlock(url)
@@ -54,7 +55,7 @@ else:
     asyncio.run(cooperative(redis.Redis.from_url(url)))
 children = []
 for _ in range(workers):
-    if child := os.fork():
+    if child := HOW[sys.argv[5]]():
         children.append(child)
         continue
     work()

@@ -140,8 +140,9 @@ class AsyncioRuntime:
         """See Runtime."""
         return await asyncio.to_thread(work)
 
-    def reset_after_fork(self) -> None:
-        """See Runtime. Does nothing: the loop and all its tasks belong to the parent."""
+    def reset_after_fork(self) -> bool:
+        """See Runtime. The loop and all its tasks belong to the parent."""
+        return False
 
     async def close(self) -> None:
         """See Runtime."""

@@ -38,6 +38,7 @@ class Owner(Protocol):
     history: ServerHistory
     runtime: ThreadRuntime
     idle: deque[BlockingConnection]
+    open_connections: set[BlockingConnection]
     closed: bool
     waiting: deque[AutoResetEvent]
 
@@ -86,6 +87,7 @@ class BlockingConnection:
             raise
         sock: Any = self._redis_connection._sock
         self._sock: socket.socket = sock  # from here on redis-py does nothing more
+        pool.open_connections.add(self)
         self._reader = reader()
         self._unread: deque[PendingReplies] = deque()  # in the order in which their commands were sent
         self._limit = 0.0
@@ -231,6 +233,7 @@ class BlockingConnection:
         """Close the socket in this process only: the parent of a fork may still use the same connection."""
         with contextlib.suppress(OSError):
             self._sock.close()
+        self.pool.open_connections.discard(self)
         if self.is_counted:
             self.is_counted = False
             if self.pool.idle is self._idle:  # else the process has forked since

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from interlock._connect.address import NO_PRIMARY
 from interlock._protocol.server import Disconnected
+from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.blocking.connection import BlockingConnection
@@ -70,6 +71,7 @@ class BlockingPool:
         self._start()
 
     def _start(self) -> None:
+        self.open_connections: set[BlockingConnection] = set()  # in use, idle, or of the subscription
         self.idle: deque[BlockingConnection] = deque()  # the newest at the end
         self.waiting: deque[AutoResetEvent] = deque()  # of the threads that wait for an idle connection
         self.turns: deque[Turn] = deque()  # of the background threads that could open no connection
@@ -276,7 +278,6 @@ class BlockingPool:
 
     def reset_after_fork(self) -> None:
         """See ConnectionPool. Closes this process's copies of the sockets; the connections belong to the parent."""
-        for connection in self.idle:
+        for connection in snapshot(self.open_connections):
             connection.close()
-        self._subscription.close_copy()
         self._start()

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.log import log
 from interlock._protocol.mutex import Mutex
 from interlock._protocol.run_to_end import run
@@ -42,7 +43,9 @@ class AutoResetEvent:
             left = until - now()
             if self._lock.acquire(timeout=max(0.0, min(left, longest))):
                 return True
-            if left <= longest:
+            if not KNOWN[0]:  # a signal handler has forked in C
+                notice()  # which sets all events of the parent's clients, and so may set this one
+            elif left <= longest:
                 return False
 
 
@@ -54,10 +57,11 @@ class ThreadRuntime:
         self.event = AutoResetEvent
         self.reset_after_fork()
 
-    def reset_after_fork(self) -> None:
+    def reset_after_fork(self) -> bool:
         """See Runtime. The threads of the parent do not exist here."""
         self.mutex = Mutex()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
+        return True
 
     def holds_mutex(self) -> bool:
         """See Runtime."""

@@ -141,8 +141,3 @@ class Subscription:
         """End the listener thread of a closed pool."""
         self._reconnect_delay.set()
         self.shut_down()
-
-    def close_copy(self) -> None:
-        """In a child after a fork: close the copy of the socket."""
-        if self._listening is not None:
-            self._listening.connection.close()

@@ -13,7 +13,6 @@ polls counts as one for `POLLS` after its question.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import threading
 import time
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._people.fleet import Fleet, Look
 from interlock._people.revocation import audit
 from interlock._people.views import MOST, Name
+from interlock._protocol.forks import KNOWN, after_fork, notice
 from interlock._protocol.log import log
 from interlock._protocol.run_to_end import run
 from interlock.contrib.web.past import Pasts
@@ -103,8 +103,8 @@ class Feed:
         self._numbers: dict[Name, int] = {}
         self._gone: list[int] = []  # numbers of rows that are no more, of which no message has told yet
         self._next_number = secrets.randbelow(2**52)  # so that a row of another process never has the same; exact in JS
-        self._mutex = threading.RLock()
-        self._news = threading.Condition(self._mutex)
+        self._own_mutex = threading.RLock()
+        self._news = threading.Condition(self._own_mutex)
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._locks: Interlock | None = None
@@ -115,6 +115,12 @@ class Feed:
         self._epoch = secrets.token_hex(4)  # a version of another process, or of before a restart, says nothing here
         self._version = 0
         self._closing = False
+
+    @property
+    def _mutex(self) -> threading.RLock:
+        if not KNOWN[0]:
+            notice()  # then this feed begins anew
+        return self._own_mutex
 
     # For viewers
 
@@ -402,8 +408,7 @@ def _after_fork() -> None:
         feed._begin_anew()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)
 
 
 def _encoded(message: dict[str, Any]) -> bytes:

@@ -1,0 +1,114 @@
+"""What a fork leaves in the child, with Python's hooks and without them (uWSGI, any extension in C).
+
+Not here: what a child sees of a lease, and workers that are forked before they work (test_processes.py), Sentinel, a
+cluster and a quorum (`topologies/test_fork_with_topologies.py`), web servers (`frameworks/test_web_servers.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from harness.processes import PROGRAMS
+from harness.unseen import HOW, fork_in_c
+from interlock._protocol import forks
+
+rule = pytest.mark.rule
+pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
+
+CASES = {
+    "many-threads": "the client begins anew once",
+    "at-exit": "nothing of the parent is given back",
+    "tasks-at-exit": "the same for a lease of asyncio",
+    "finalized": "a lease of the parent that is dropped is not given back",
+    "kinds": "each kind of lock",
+    "in-handler": "a wait of the parent goes on in the parent alone",
+    "same-loop": "an event loop of the parent is refused",
+    "servers": "a private server stays with the parent",
+    "drop-ins": "connections of the child",
+    "created-only": "tokens and the registry name the child",
+}
+
+
+def said(server, *args: str) -> str:
+    """What harness/programs/forked.py prints."""
+    command = [sys.executable, str(PROGRAMS / "forked.py"), *args, server.url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@rule(1, 11)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("case", CASES)
+def test_a_child_has_nothing_of_its_parent_and_works_by_itself(server, clean, case, how):
+    assert said(server, case, how) == "OK\n"
+
+
+@rule(11)
+@pytest.mark.parametrize("case", ["many-threads", "at-exit", "kinds"])
+def test_the_process_id_tells_where_the_kernel_clears_no_page(server, clean, case):
+    assert said(server, "by-id", case, "in-C") == "OK\n"
+
+
+def in_child(work) -> int:
+    """The exit status of a child that runs this."""
+    if not (pid := fork_in_c()):
+        os._exit(work())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("known", [forks.KNOWN, forks.KnownById()], ids=["page", "id"])
+def test_each_child_finds_out_by_itself_and_its_parent_is_not_disturbed(known):
+    known[0] = 1
+
+    def child() -> int:
+        if known[0] or in_child(lambda: 9 if known[0] else 7) != 7:
+            return 2
+        known[0] = 1
+        return 3 if known[0] and in_child(lambda: 9 if known[0] else 8) == 8 and known[0] else 4
+
+    assert in_child(child) == 3
+    assert known[0]
+
+
+def test_a_page_that_takes_any_advice_is_not_relied_on(monkeypatch):
+    """As the pages of an emulator that follows no advice."""
+
+    class Page:
+        def __init__(self, *_args, **_options): ...
+        def madvise(self, _advice): ...
+        def close(self): ...
+
+    monkeypatch.setattr(forks.mmap, "mmap", Page)
+    assert isinstance(forks._known(), forks.KnownById)
+
+
+def test_an_interrupt_in_the_middle_resets_everything_once_more(monkeypatch):
+    """And a signal handler in the middle that resets everything is the end of it."""
+    calls, known = [], forks.KnownById()
+    monkeypatch.setattr(forks, "KNOWN", known)
+    monkeypatch.setattr(forks, "count", 0)
+
+    def interrupted() -> None:
+        calls.append("first")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    def handler() -> None:
+        calls.append("second")
+        if calls.count("second") == 1:
+            forks.notice()
+
+    monkeypatch.setattr(forks, "_callbacks", [interrupted, handler, lambda: calls.append("third")])
+    with pytest.raises(KeyboardInterrupt):
+        forks.notice()
+    assert not known[0]
+    forks.notice()
+    assert known[0]
+    assert calls == ["first", "first", "second", "first", "second", "third"]
+    forks.notice()
+    assert len(calls) == 6

@@ -1,0 +1,277 @@
+"""What a child does after a fork, with and without Python's hooks; one case a run.
+
+    python forked.py [by-id] CASE os.fork|in-C URL
+
+Prints OK if the case holds in the parent and in the child. With by-id, the kernel clears no page for the client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import mmap
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+
+if sys.argv[1] == "by-id":
+    del sys.argv[1]
+    mmap.mmap = lambda *_args, **_options: (_ for _ in ()).throw(OSError("none here"))
+
+import interlock
+import interlock.aio
+from harness.unseen import HOW
+from interlock import embedded
+from interlock._protocol import forks
+from interlock.errors import ConfigError
+
+case, how, url = sys.argv[1:]
+fork = HOW[how]
+
+
+def in_child(work, *, exits: bool = False) -> None:
+    """Run this in a child; it must succeed within 20 s. `exits`: the child ends in the ordinary way."""
+    pid = fork()
+    if not pid:
+        signal.alarm(20)
+        try:
+            work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        if exits:
+            sys.exit(0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def many_threads() -> None:
+    """Several threads of the child arrive together: the client begins anew once."""
+    with interlock.Interlock(url) as locks:
+        locks.lock("used").acquire().release()
+
+        def child() -> None:
+            start, channels, tokens = threading.Barrier(8), set(), []
+
+            def thread(number: int) -> None:
+                start.wait()
+                with locks.lock(f"mine:{number}") as lease:
+                    channels.add(locks._session.channel)
+                    tokens.append(lease.token)
+                with locks.lock("shared"):
+                    pass
+
+            threads = [threading.Thread(target=thread, args=(number,)) for number in range(8)]
+            for each in threads:
+                each.start()
+            for each in threads:
+                each.join()
+            assert len(channels) == 1 and forks.count == 1, (channels, forks.count)
+            assert {token.split("/")[1] for token in tokens} == {str(os.getpid())}, tokens
+
+        in_child(child)
+        assert forks.count == 0
+
+
+def at_exit() -> None:
+    """A child that ends in the ordinary way gives back nothing of its parent, whose lease goes on."""
+    locks = interlock.Interlock(url)
+    lease = locks.lock("a", ttl=1.5).acquire()
+    kept = []
+    in_child(lambda: None, exits=True)
+    in_child(lambda: kept.append(locks.lock("b").acquire()), exits=True)
+    with locks.lock("b", timeout=0):  # the child gave back its own
+        pass
+    before = lease.remaining()
+    while lease.remaining() <= before:
+        before = lease.remaining()
+        lease.ensure()
+    assert lease.release()
+
+
+def finalized() -> None:
+    """A child that drops the lease of its parent, or the `with`, says nothing and gives back nothing."""
+    warnings.simplefilter("error")
+    locks = interlock.Interlock(url)
+    lease = locks.lock("a").acquire()
+    section = locks.lock("b").__exit__  # as a `with` loads it
+    section.lockable.__enter__()
+
+    def child() -> None:
+        nonlocal lease, section
+        del lease, section
+        gc.collect()
+        assert locks.lock("a").try_acquire() is None
+        assert locks.lock("b").try_acquire() is None
+
+    in_child(child)
+    lease.ensure()
+    assert lease.release()
+
+
+def kinds() -> None:
+    """Each kind that is held by the parent is not held by the child, and the child can acquire others of it."""
+    locks = interlock.Interlock(url)
+    pool, both = locks.semaphore("pool", 2), locks.rwlock("both")
+    rlock, multi, leads = locks.rlock("rlock"), locks.multi(locks.lock("m1"), locks.lock("m2")), locks.election("leads")
+    latch, barrier = locks.latch("latch", 1), locks.barrier("barrier", 1)
+    leases = [each.acquire(timeout=5) for each in (rlock, pool, both.read(), multi)] + [leads.campaign(5)]
+
+    @locks.synchronized("call")
+    def call() -> str:
+        return locks.assert_held("call").token
+
+    def child() -> None:
+        for lease in leases:
+            assert lease.state == "lost" and lease.lost.is_set() and lease.ended.is_set(), lease
+            assert not lease.release()
+        for busy in (rlock, both.write(), multi):
+            assert busy.try_acquire() is None, busy
+        pid = str(os.getpid())
+        with pool as permit, both.read() as read:
+            assert permit.token.split("/")[1] == read.token.split("/")[1] == pid
+        assert call().split("/")[1] == pid
+        assert str(os.getppid()) in leads.leader().token
+        assert locks.once("run", at_most=5).run(lambda _: "ran").value == "ran"
+        latch.count_down()
+        latch.wait(5)
+        barrier.wait(5)
+
+    in_child(child)
+    for lease in leases:
+        assert lease.release()
+
+
+def in_handler() -> None:
+    """A signal handler forks while its thread waits for a lock: the wait goes on in the parent alone."""
+    locks, others = interlock.Interlock(url), interlock.Interlock(url)
+    held, child = others.lock("a", ttl=3).acquire(), []
+    signal.signal(signal.SIGUSR1, lambda *_: child.append(fork()))
+
+    def later() -> None:
+        while not locks.lock("a").inspect().waiting:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not child:
+            time.sleep(0.01)
+        held.release()
+
+    threading.Thread(target=later, daemon=True).start()
+    try:
+        lease = locks.lock("a").acquire(timeout=15)
+    except ConfigError as error:
+        os._exit(0 if child == [0] and "began in the parent process" in str(error) else 2)
+    if child == [0]:
+        os._exit(3)
+    lease.ensure()
+    assert lease.token.split("/")[1] == str(os.getpid())
+    assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 0
+    assert lease.release()
+
+
+def same_loop() -> None:
+    """A child can't go on in an event loop of its parent, whose connections that loop watches; the parent goes on."""
+    loop, locks = asyncio.new_event_loop(), interlock.aio.Interlock(url)
+
+    async def use(times: int) -> None:
+        for _ in range(times):
+            async with locks.lock("a"):
+                pass
+
+    loop.run_until_complete(use(1))
+
+    def child() -> None:
+        try:
+            loop.run_until_complete(use(1))
+        except ConfigError as error:
+            assert "before a fork" in str(error), error
+        else:
+            raise AssertionError("it shares a connection")
+        asyncio.run(use(20))
+        loop.run_until_complete(locks.close())
+
+    in_child(child)
+    loop.run_until_complete(asyncio.wait_for(use(50), 5))
+    loop.run_until_complete(locks.close())
+    loop.close()
+
+
+def tasks_at_exit() -> None:
+    """As at-exit, with a lease of asyncio, whose loop runs at the fork."""
+
+    async def main() -> None:
+        locks = interlock.aio.Interlock(url)
+        async with locks.lock("a", ttl=1.5) as lease:
+
+            def child() -> None:
+                assert lease.state == "lost"
+                asyncio._set_running_loop(None)
+                atexit._run_exitfuncs()
+
+            in_child(child)
+            before = lease.remaining()
+            while lease.remaining() <= before:
+                before = lease.remaining()
+                await asyncio.sleep(0.01)
+            lease.ensure()
+        await locks.close()
+
+    asyncio.run(main())
+
+
+def servers() -> None:
+    """A child neither ends the private server of its parent, nor thinks that it owns one."""
+    with embedded.Server() as server, interlock.Interlock(server.url) as locks:
+        in_child(lambda: None, exits=True)
+        in_child(server.stop)
+        locks.lock("a").acquire().release()
+
+
+def drop_ins() -> None:
+    """The drop-ins of a child use connections of the child."""
+    import redis
+
+    from interlock.compat import redis_lock, redis_py
+
+    client = redis.Redis.from_url(url)
+    mine, other = redis_py.Lock(client, "r", timeout=20), redis_lock.Lock(client, "l", expire=20)
+    assert mine.acquire() and other.acquire()
+
+    def child() -> None:
+        with redis.Redis.from_url(url) as client:
+            assert not redis_py.Lock(client, "r", timeout=20).acquire(blocking=False)
+            assert not redis_lock.Lock(client, "l", expire=20).acquire(blocking=False)
+            for number in range(30):
+                with redis_py.Lock(client, "mine", timeout=20), redis_lock.Lock(client, f"mine:{number}", expire=20):
+                    pass
+
+    in_child(child)
+    mine.release()
+    other.release()
+
+
+def created_only() -> None:
+    """An Interlock that was not used before the fork names the child in its tokens and in the registry."""
+    locks = interlock.Interlock(url)
+
+    def child() -> None:
+        with locks.lock("a") as lease:
+            assert lease.token.split("/")[1] == str(os.getpid())
+            while not any(str(os.getpid()) in repr(each) for each in locks.ls()):
+                time.sleep(0.05)
+
+    in_child(child)
+
+
+CASES = {
+    "many-threads": many_threads, "at-exit": at_exit, "finalized": finalized, "kinds": kinds, "in-handler": in_handler,
+    "same-loop": same_loop, "tasks-at-exit": tasks_at_exit, "servers": servers, "drop-ins": drop_ins,
+    "created-only": created_only,
+}  # fmt: skip
+CASES[case]()
+print("OK", flush=True)
