@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -65,7 +67,7 @@ def run(server):
             environment = {**kept, "INTERLOCK_URL": server.url, **options.pop("environment", {})}
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
             process = subprocess.Popen(
-                [INTERLOCK, "run", *words], env=environment, start_new_session=True,
+                [*options.pop("as_user", ()), INTERLOCK, "run", *words], env=environment, start_new_session=True,
                 **{"text": True, **streams, **options},
             )  # fmt: skip
             ends.callback(end, process)
@@ -549,6 +551,150 @@ def test_the_supervisor_has_a_name_of_its_own_and_nothing_of_the_commands(run):
     supervisor = parent_of(int(process.stdout.readline()))
     line = processes_of_session(process.pid)[supervisor]
     assert "supervisor.py" in line and "sleep" not in line and "interlock run" not in line
+
+
+# A user who may not signal all of the command
+
+
+USER = 65534  # any that is not root
+DAC_OVERRIDE = 1  # the capability to read everything: the sources, and the socket of the server
+
+
+@pytest.fixture
+def as_user():
+    """The words before a command that run it as a user without rights, but one who may read every file."""
+    rights = int(re.search(r"CapBnd:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)
+    if os.geteuid() != 0 or not rights >> DAC_OVERRIDE & 1:
+        pytest.skip("needs root, with CAP_DAC_OVERRIDE, to start processes of other users")
+    who = f"setpriv --reuid={USER} --regid={USER} --clear-groups --inh-caps=+dac_override --ambient-caps=+dac_override"
+    return *who.split(), "env", "PYTHONDONTWRITEBYTECODE=1"
+
+
+@pytest.fixture
+def sudo():
+    """A program that runs a command as root, whoever starts it: setpriv with the setuid bit."""
+    with tempfile.TemporaryDirectory() as folder:  # a folder of pytest is closed to other users
+        if os.statvfs(folder).f_flag & os.ST_NOSUID:
+            pytest.skip(f"{folder} is on a file system where the setuid bit has no effect")
+        made = Path(folder) / "like-sudo"
+        shutil.copy(shutil.which("setpriv"), made)
+        made.chmod(0o4755)
+        made.parent.chmod(0o755)
+        yield f"{made} --reuid=0 --regid=0 --clear-groups"
+
+
+ALONE, BEHIND = "echo $$; exec {} sleep 600", "{} sleep 600 & echo $!; wait"
+SHAPES = pytest.mark.parametrize("shape", [ALONE, BEHIND], ids=["the command", "another process of its group"])
+
+
+class WorksOn:
+    """A run of which a process has become root's: that process ends only when a test ends it."""
+
+    def __init__(self, process, said: Path) -> None:
+        self.process = process
+        self.said = said  # on stderr
+        self.pid = int(process.stdout.readline())
+        until(lambda: Path(f"/proc/{self.pid}/cmdline").read_bytes().startswith(b"sleep"))
+
+    def lines(self) -> list[str]:
+        """What was said of that process."""
+        return [line for line in self.said.read_text().splitlines() if f"process {self.pid} " in line]
+
+    def end(self) -> int:
+        """End that process; then all has to end. Returns the exit status."""
+        assert lives(self.pid) and self.process.poll() is None
+        os.kill(self.pid, signal.SIGTERM)
+        return ended(self.process)[0]
+
+
+@pytest.fixture
+def works_on(run, as_user, sudo, tmp_path):
+    """Starts a command as that user, of which a process becomes root's."""
+    with contextlib.ExitStack() as ends, open(tmp_path / "stderr", "w") as stderr:
+
+        def start(shape, *words):
+            command = run(*words, "a", "-c", shape.format(sudo), as_user=as_user, stderr=stderr)
+            made = WorksOn(command, tmp_path / "stderr")
+            ends.callback(lambda: lives(made.pid) and os.kill(made.pid, signal.SIGKILL))
+            return made
+
+        yield start
+
+
+def processor_time(pid: int) -> float:
+    """The seconds of a processor that this process has used."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, words[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_program_that_this_user_may_not_end_is_refused_before_the_lock(run, as_user, sudo, server):
+    words = ["--verbose", "a", "--", *sudo.split(), "echo", "ran"]
+    status, written, errors = ended(run(*words, as_user=as_user))
+    assert (status, written) == (64, "")
+    assert f"{sudo.split()[0]} " in errors and "sudo interlock run" in errors and "user 0" in errors
+    with redis.Redis.from_url(server.url) as client:
+        assert not client.keys()
+    assert ended(run(*words))[:2] == (0, "ran\n"), "root may signal anything"
+
+
+def test_a_program_of_ones_own_with_the_setuid_bit_is_run(run, as_user, sudo):
+    program = sudo.split()[0]
+    os.chown(program, USER, USER)
+    os.chmod(program, 0o4755)  # the change of the owner has cleared the bit
+    assert ended(run("a", "--", program, "echo", "ran", as_user=as_user))[:2] == (0, "ran\n")
+
+
+@SHAPES
+def test_what_a_loss_cannot_end_is_said_again_and_again_until_it_has_ended(works_on, run, locks, shape):
+    it = works_on(shape, "--ttl", "3", "--grace", "0.2")
+    command = it.pid if shape == ALONE else parent_of(it.pid)
+    supervisor = parent_of(command)
+    assert locks.lock("a").revoke("it is stuck")
+    until(it.lines)
+    line = it.lines()[0]
+    assert "sleep 600" in line and "without the lock" in line and f"sudo kill {it.pid}" in line
+    assert "gets SIGTERM" not in it.said.read_text()
+    used = processor_time(supervisor)
+    until(lambda: len(it.lines()) >= 4)
+    assert ended(run("-w", "30", "a", "--", "true"))[0] == 0, "the next holder does not wait for it"
+    assert shape == ALONE or not lives(command)
+    assert processor_time(supervisor) - used < 0.5, "the supervisor spins"
+    assert it.end() == 77
+
+
+def test_what_a_silent_server_keeps_from_ending_is_said_too(works_on, server):
+    it = works_on(ALONE, "--ttl", "2")
+    server.pause()
+    try:
+        until(lambda: len(it.lines()) >= 3)
+    finally:
+        server.resume()
+    assert "not renewed" in it.said.read_text()
+    assert it.end() == 77
+
+
+@SHAPES
+def test_a_signal_that_does_not_reach_a_process_is_said_and_the_lock_kept_until_that_has_ended(works_on, locks, shape):
+    it = works_on(shape)
+    it.process.send_signal(signal.SIGTERM)
+    until(lambda: len(it.lines()) >= (1 if shape == ALONE else 3))  # again, since the shell has ended
+    line = it.lines()[0]
+    assert "SIGTERM" in line and "sleep 600" in line and "keeps the lock" in line
+    assert f"sudo kill -TERM {it.pid}" in line
+    assert locks.lock("a").inspect().held
+    assert it.end() == 128 + signal.SIGTERM
+    assert not locks.lock("a").inspect().held
+
+
+@SHAPES
+def test_a_supervisor_that_is_killed_frees_no_lock_while_a_process_works_on(works_on, locks, shape):
+    it = works_on(shape)
+    os.kill(parent_of(it.pid if shape == ALONE else parent_of(it.pid)), signal.SIGKILL)
+    until(lambda: len(it.lines()) >= 2)
+    assert "keeps the lock" in it.lines()[0]
+    assert locks.lock("a").inspect().held
+    assert it.end() == 69
+    assert not locks.lock("a").inspect().held
 
 
 # Under a terminal

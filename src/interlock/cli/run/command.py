@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
+import stat
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -35,6 +38,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 MAX_SAID: Final = 200  # characters of the command
 MAX_GRACE: Final = 5.0  # seconds, of the default
+CAP_KILL: Final = 5  # Linux's number of the right to signal the processes of all users
 MAX_NAMES: Final = 100  # of 512 bytes each. They must fit into one variable (128 KB on Linux), and one message
 
 EPILOG = """\b
@@ -46,7 +50,8 @@ interlock run -s files -- ./read.sh            readers; -x: the one writer
 interlock run --once --at-most 3600 nightly -- ./nightly.sh
 
 Exit status: that of the command, 128 + n if signal n ended it; 75 (or CODE of -E) if the lock is busy, 76 if the lease
-was lost, 69 if no server answers, 64 for a bad option, 126 or 127 if the command cannot be run.
+was lost, 77 if it was lost and the command worked on, since this user may not end it, 69 if no server answers, 64 for a
+bad option, 126 or 127 if the command cannot be run.
 
 The command finds INTERLOCK_NAME and INTERLOCK_FENCE in its environment: send the fence with what it writes. If the
 lease cannot be renewed, the command gets SIGTERM before the lease ends, and SIGKILL if it is still there then: also if
@@ -147,6 +152,7 @@ def run(
     choice = Choice(names, shared, exclusive, limit, ttl, fair, once, at_least, at_most, key)
     choice.check()
     argv = _argv(command, context.obj)
+    _refuse_what_cannot_be_ended(argv[0])
     if wait is not None and nonblock:
         raise ConfigError("-n does not wait, and -w waits: give one of them")
     timeout = 0.0 if nonblock else wait if wait is None else duration(wait, "--wait")
@@ -185,6 +191,46 @@ def _argv(command: str | None, words: list[str] | None) -> list[str]:
         example = "interlock run stock -- ./import.py --all"
         raise ConfigError(f"say what to run, behind -- or with -c, as in: {example}")
     return words or [os.environ.get("SHELL") or "/bin/sh", "-c", str(command)]
+
+
+def _refuse_what_cannot_be_ended(program: str) -> None:
+    """Raise ConfigError for a program that may become another user's, as sudo does, if this user may not signal that.
+
+    What is known before: the setuid bit. The kernel ignores it on scripts, and under the mount option nosuid.
+    """
+    found = shutil.which(program)
+    if found is None or _may_signal_all_users():
+        return
+    path = Path(found)
+    try:
+        status, file_system = path.stat(), os.statvfs(path)
+    except OSError:  # it has gone: the command cannot be run
+        return
+    if not status.st_mode & stat.S_ISUID or status.st_uid in {os.getuid(), os.geteuid()}:
+        return
+    if file_system.f_flag & os.ST_NOSUID or _is_script(path):
+        return
+    raise ConfigError(
+        f"{path} becomes user {status.st_uid} (setuid), whose processes user {os.geteuid()} may not signal: after a "
+        "loss nobody would end the command, and it would work on beside the next holder. Give interlock the same "
+        "rights, as in: sudo interlock run --url URL NAME -- COMMAND"
+    )
+
+
+def _may_signal_all_users() -> bool:
+    try:
+        (rights,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff:")]
+        return bool(int(rights.split()[1], 16) >> CAP_KILL & 1)
+    except (OSError, ValueError):  # not Linux
+        return os.geteuid() == 0
+
+
+def _is_script(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:  # it may be run, and not be read
+        return False
 
 
 def _grace(grace: float | None, ttl: float) -> float:

@@ -6,7 +6,8 @@ leaves nothing in the queue. Later signals go to the command, which decides. (c)
 deadlines that it has read from the lease, counted from before it read them. (d) On a terminal the command is a job of
 its own: what stops the command (Ctrl-Z) stops the runner, too, and what continues the runner continues the command. The
 command gets the terminal at once. In a pipeline it gets the terminal only when it reads or sets it, since another
-process of the pipeline may need it (`| less`).
+process of the pipeline may need it (`| less`). (e) The runner says of each process that it can't end that it works on,
+until that process has ended: with the lock as long as there is one, and without it after a loss.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from interlock._protocol.timing import now as boottime
 from interlock.cli.escape import safe
-from interlock.cli.exit_status import EX_LOST, EX_UNAVAILABLE
+from interlock.cli.exit_status import EX_LOST, EX_NOPERM, EX_UNAVAILABLE
 from interlock.cli.stderr import drain
 
 from .supervision import Supervisor
+from .supervisor import Reminder, out_of_reach
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import FrameType
 
 __all__ = ["Interrupted", "Runner"]
@@ -35,6 +37,7 @@ __all__ = ["Interrupted", "Runner"]
 PASSED_ON: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGWINCH")
 LONGEST_TICK: Final = 1.0  # seconds between two deadlines that the supervisor hears
 LONGEST_KILL: Final = 1.0  # seconds: a zombie that nobody reaps stays in its group for ever
+POLL: Final = 0.1  # seconds between two looks at a process that is no child
 
 
 class Interrupted(BaseException):  # as KeyboardInterrupt: no handler of errors may take it for one
@@ -61,7 +64,7 @@ class Runner:
     def __init__(self, argv: Sequence[str], names: Sequence[str], grace: float) -> None:
         """Start the supervisor. `grace`: seconds between SIGTERM and the deadline."""
         self.names = names
-        self.is_running = self.is_ending = False
+        self.is_running = self.is_ending = self.has_worked_on = False
         self.ended_by_key = 0
         self.terminal = _terminal()
         self.program = argv[0]
@@ -92,7 +95,7 @@ class Runner:
         self.supervisor.say("signal", number)
 
     def run(self, lease: Held, ttl: float) -> int:
-        """Run the command under this lease, and return its exit status; EX_LOST if the lease was lost."""
+        """Run the command under this lease, and return its exit status; EX_LOST or EX_NOPERM if the lease was lost."""
         fence = lease.fence
         fences = [fence[name] for name in self.names] if len(self.names) > 1 else [fence]
         names = {"INTERLOCK_NAME": "\n".join(self.names), "INTERLOCK_FENCE": "\n".join(map(str, fences))}
@@ -105,9 +108,10 @@ class Runner:
             threading.Thread(target=self._report_loss, args=(lease,), name="interlock-run-loss", daemon=True).start()
             return self._follow(lease, until, min(LONGEST_TICK, ttl / 10))
         except EOFError:
+            print("interlock: the supervisor was killed, so the command gets SIGKILL, too", file=sys.stderr)
             self._kill_group()
-            print("interlock: the supervisor was killed, so the command was, too", file=sys.stderr)
-            return EX_UNAVAILABLE
+            self._wait_for_the_unreached(lease)
+            return EX_NOPERM if self.has_worked_on else EX_UNAVAILABLE
         except BaseException:  # the caller releases the lease, so the command must have ended
             self.supervisor.say("lost")
             self.supervisor.close()
@@ -131,14 +135,20 @@ class Runner:
                 case ("forked", [pid]):
                     self.command = pid
                 case ("ended", [code]):
+                    if self.has_worked_on:
+                        return EX_NOPERM
                     return EX_LOST if is_lost or self.is_ending else self._status(code)
                 case ("failed", [status, text]):
                     print(f"interlock: cannot run {safe(self.program)}: {safe(text)}", file=sys.stderr)
                     return int(status)
-                case ("ending", _):
+                case ("ending", [processes]):
                     self.is_ending = True
                     why = "is lost" if is_lost else f"ends in {max(0.0, until - boottime()):.1f} s and was not renewed"
-                    print(f"interlock: the lease {why}: the command gets SIGTERM, and then SIGKILL", file=sys.stderr)
+                    what = "this user may not end all of it" if processes else "it gets SIGTERM, and then SIGKILL"
+                    print(f"interlock: the lease {why}: the command has to end, and {what}", file=sys.stderr)
+                    self._tell_of(processes, 0, is_lost=True)
+                case ("unreached", [number, processes]):
+                    self._tell_of(processes, number, is_lost=is_lost or self.is_ending)
                 case ("stopped", [number]):
                     self._stop(lease, number)
                 case _:
@@ -151,6 +161,29 @@ class Runner:
             while self.command and boottime() < gone_by:
                 os.killpg(self.command, signal.SIGKILL)
                 time.sleep(0.01)
+
+    def _wait_for_the_unreached(self, lease: Held) -> None:
+        """Wait until what this user may not kill has ended by itself. The lease is renewed meanwhile."""
+        reminder = Reminder()
+        while self.command and (processes := out_of_reach(self.command)):
+            if reminder.is_due(boottime()):
+                self._tell_of(processes, signal.SIGKILL, is_lost=lease.lost.is_set())
+            time.sleep(POLL)
+
+    def _tell_of(self, processes: Mapping[bytes, bytes], number: int, *, is_lost: bool) -> None:
+        """Say that these processes did not get this signal, or after a loss that none ends them."""
+        self.has_worked_on |= is_lost and bool(processes)
+        name = signal.Signals(number).name if number else ""
+        for pid, line in processes.items():
+            who = f"process {int(pid)} ({safe(os.fsdecode(line) or self.program)})"
+            print(
+                f"interlock: {who} is another user's, so it gets no signal of this one and works on without the lock, "
+                f"beside the next holder, until it ends. End it: sudo kill {int(pid)}"
+                if is_lost
+                else f"interlock: {name} did not reach {who}, which is another user's: it works on, and keeps the lock "
+                f"until it ends. End it: sudo kill -{name.removeprefix('SIG')} {int(pid)}",
+                file=sys.stderr,
+            )
 
     # The terminal
 

@@ -16,6 +16,9 @@ Rules.
 (f) The supervisor runs before all other processes of the machine, if the system allows that (root, CAP_SYS_NICE): else
     busy processes can delay it. The command runs as the user started it.
 (g) The supervisor waits for nobody: it prints nothing, and drops a message that the runner has no room for.
+(h) A process of the group that has become another user's (sudo) gets no signal from this one, and `killpg` says nothing
+    of that if it reaches any other process. So the supervisor looks who is left. It tells the runner, again and again,
+    and the command has ended only when those processes have.
 
 This file is a program, since a fork of the runner would have the runner's command line: `pkill -9 -f 'interlock run'`
 would kill both, and nobody would end what the command has started. The file imports nothing of this package and little
@@ -50,7 +53,8 @@ if TYPE_CHECKING:  # the import of typing would cost a tenth of the start
         "forked",  # pid: of the process that becomes the command
         "failed",  # status, text: the command could not be started
         "stopped",  # number: the signal that stopped the command
-        "ending",  # the supervisor has sent SIGTERM, since the deadline is near
+        "ending",  # processes: the supervisor has sent SIGTERM, since the deadline is near, but these did not get it
+        "unreached",  # number, processes: these live, and did not get this signal
         "ended",  # code: the exit status, or -n after signal n
     ]
     Detail: TypeAlias = int | float | str | dict[bytes, bytes]  # no signal.Signals, which marshal does not take
@@ -63,7 +67,7 @@ if TYPE_CHECKING:  # the import of typing would cost a tenth of the start
         list[int],  # the signals that are blocked for the command
     ]
 
-__all__ = ["received", "send"]
+__all__ = ["Reminder", "out_of_reach", "received", "send"]
 
 CANNOT_EXECUTE: Final = 126  # the statuses of the shell for a command that was found but is no program, ...
 NOT_FOUND: Final = 127  # ... or was not found
@@ -72,6 +76,10 @@ LONGEST_SLEEP: Final = (
 )
 MAX_MESSAGE: Final = 65536  # bytes: as many names as are allowed, of 512 bytes, and their fences
 KILL_MARGIN: Final = 1.0  # seconds from SIGKILL to the deadline, a quarter of the grace at most
+MAX_UNREACHED: Final = 10  # processes that are named
+MAX_LINE: Final = 200  # bytes of a command line
+FIRST_PAUSE: Final = 1.0  # seconds until a thing is said again, and twice as long each time, ...
+LONGEST_PAUSE: Final = 30.0  # ... up to so long
 PR_SET_PDEATHSIG: Final = 1
 FOREVER: Final = float("inf")
 IGNORED: Final = tuple(
@@ -90,6 +98,7 @@ IGNORED: Final = tuple(
     )
 )
 RESTORED: Final = (*IGNORED, signal.SIGCHLD)  # for the command
+HARMLESS: Final = (signal.SIGCONT, signal.SIGWINCH)  # nobody has to know whom they did not reach
 
 
 def send(end: int, word: Word, *details: Detail) -> None:
@@ -115,6 +124,51 @@ def received(end: int) -> tuple[Word, list[Any]]:
     return word, details
 
 
+def out_of_reach(group: int) -> dict[bytes, bytes]:
+    """The living processes of a group that this user may not signal: of each id the command line.
+
+    Without /proc, or if it hides the processes of other users, only the first process of the group is looked at.
+    """
+    numbers = {group}
+    with contextlib.suppress(OSError):
+        numbers |= {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208 (pathlib starts late)
+    found: dict[bytes, bytes] = {}
+    for number in sorted(numbers):
+        try:
+            # The session, too: the command's id, once it is free, may become that of a stranger and his group.
+            if os.getpgid(number) == group and os.getsid(number) == os.getsid(0):
+                os.kill(number, 0)
+        except PermissionError:
+            if not _read(number, "stat").rpartition(b")")[2].startswith((b" Z", b" X")) and len(found) < MAX_UNREACHED:
+                found[b"%d" % number] = _read(number, "cmdline").replace(b"\0", b" ").strip()[:MAX_LINE]
+        except ProcessLookupError:
+            pass
+    return found
+
+
+def _read(number: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{number}/{name}", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:  # no /proc, or the process has ended
+        return b""
+
+
+class Reminder:
+    """When to say a thing: at once, and again after longer and longer pauses."""
+
+    def __init__(self) -> None:
+        self.at = -FOREVER
+        self.pause = FIRST_PAUSE
+
+    def is_due(self, now: float) -> bool:
+        """Whether to say it now; then the next pause begins."""
+        if now < self.at:
+            return False
+        self.at, self.pause = now + self.pause, min(2 * self.pause, LONGEST_PAUSE)
+        return True
+
+
 class _Command:
     """The supervisor's side: the command, and what became of it."""
 
@@ -125,7 +179,11 @@ class _Command:
         self.until = FOREVER
         self.kill_at = FOREVER
         self.pid = 0
+        self.code: int | None = None  # of the command, when it has ended
         self.is_ending = False
+        self.is_killed = False
+        self.unreached = 0  # the last signal from the runner that did not reach all of the group
+        self.reminder = Reminder()
 
     def supervise(self) -> None:
         """Run the command to its end."""
@@ -174,7 +232,7 @@ class _Command:
             case "lost" if self.pid:
                 self._end()
             case "signal" if self.pid:
-                self._send(details[0])
+                self._pass_on(details[0])
             case _:
                 pass
 
@@ -225,17 +283,27 @@ class _Command:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    def _pass_on(self, number: int) -> None:
+        self._send(number)
+        if number not in HARMLESS and (processes := out_of_reach(self.pid)):
+            self.unreached = number
+            self._say("unreached", number, processes)
+
     def _has_ended(self) -> bool:
-        """Whether the command has ended; then the runner knows, and nothing of its group is left after a loss."""
-        pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
-        if pid == 0:
+        """Whether the command has ended, and with it all that a signal should have ended; then the runner knows."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG | os.WUNTRACED)
+            if pid == 0:
+                return False
+            if os.WIFSTOPPED(status):
+                self._say("stopped", os.WSTOPSIG(status))
+                return False
+            self.code = os.waitstatus_to_exitcode(status)
+            if self.is_ending:
+                self._send(signal.SIGKILL)  # to what the command has left in its group
+        if (self.is_ending or self.unreached) and out_of_reach(self.pid):
             return False
-        if os.WIFSTOPPED(status):
-            self._say("stopped", os.WSTOPSIG(status))
-            return False
-        if self.is_ending:
-            self._send(signal.SIGKILL)  # to what the command has left in its group
-        self._say("ended", os.waitstatus_to_exitcode(status))
+        self._say("ended", self.code)
         return True
 
     # The promise
@@ -246,6 +314,8 @@ class _Command:
     def _sleep(self) -> float | None:
         if self.pid == 0:
             return None
+        if self.is_killed:
+            return LONGEST_SLEEP
         due = min(self.kill_at, self._kill_by()) if self.is_ending else self.until - self.grace
         return max(0.0, min(LONGEST_SLEEP, due - self._now()))
 
@@ -257,8 +327,15 @@ class _Command:
         now = self._now()
         if not self.is_ending and now >= self.until - self.grace:
             self._end()
-        if self.is_ending and now >= min(self.kill_at, self._kill_by()):
+        self._kill_in_time()
+        is_awaited = self.is_ending or self.code is not None
+        if is_awaited and self.reminder.is_due(now) and (processes := out_of_reach(self.pid)):
+            self._say("unreached", self.unreached, processes)
+
+    def _kill_in_time(self) -> None:
+        if self.is_ending and self._now() >= min(self.kill_at, self._kill_by()):
             self._send(signal.SIGKILL)
+            self.is_killed = True
 
     def _end(self) -> None:
         """Ask the command to end, once."""
@@ -268,7 +345,9 @@ class _Command:
         self.kill_at = self._now() + self.grace
         self._send(signal.SIGTERM)
         self._send(signal.SIGCONT)  # a stopped command handles no SIGTERM
-        self._say("ending")
+        self._kill_in_time()  # before a look at all processes of the machine
+        self.reminder.is_due(self._now())
+        self._say("ending", out_of_reach(self.pid))
 
 
 def _death_signal() -> Callable[[], object]:
