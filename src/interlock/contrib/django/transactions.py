@@ -11,6 +11,9 @@ Rules.
     with the `with`.
 (b) A commit is sent only if all leases of the connection are certainly alive. Else the transaction is rolled back, and
     LeaseLost raised. Between this look and the commit in the database time passes: only a fence closes that gap.
+    Three calls of Django commit: `commit()`, `atomic` included; `set_autocommit(True)` in a manual transaction, which
+    `atomic` calls at its end, too, also if an interrupt has prevented its commit and its rollback; and on SQLite the
+    release of a savepoint that a manual transaction has begun with. A `close()` rolls back.
 (c) Savepoints end nothing: what was read under the lock before one may count after it.
 (d) In a TestCase, whose own `atomic` blocks are never committed, the outermost block of the tested code counts.
 (e) What ends after a commit raises nothing, since the data is committed; the client has logged a loss.
@@ -118,6 +121,10 @@ class Transactions:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.holds: list[Hold] = []
+        self._is_of_atomic = connection.in_atomic_block and connection.commit_on_exit  # else it is a manual transaction
+        # Whether nothing is left to commit when autocommit is turned on. After the commit of a manual transaction the
+        # next statement begins another one, which nobody sees.
+        self._is_over = connection.connection is None
         for name, method in (
             ("commit", self._commit),
             ("rollback", self._rollback),
@@ -168,10 +175,12 @@ class Transactions:
         if not self._connection.in_atomic_block:  # else Django refuses it
             self._check(self._connection.rollback)
         real()
+        self._is_over = self._is_of_atomic
         self._end()
 
     def _rollback(self, real: Callable[[], None]) -> None:
         real()
+        self._is_over = self._is_of_atomic
         self._end()
 
     def _close(self, real: Callable[[], None]) -> None:
@@ -179,17 +188,40 @@ class Transactions:
             real()
         finally:
             if self._connection.connection is None or self._connection.closed_in_transaction:
+                self._is_over = True
                 self._end()
 
-    def _set_autocommit(self, real: Callable[..., None], autocommit: bool, *args: Any, **options: Any) -> None:
-        real(autocommit, *args, **options)
-        if autocommit:
-            self._end()  # also after a commit that failed in a way which no other method saw
+    def _set_autocommit(
+        self,
+        real: Callable[[bool, bool], None],
+        autocommit: bool,
+        force_begin_transaction_with_broken_autocommit: bool = False,  # as `atomic` calls it
+    ) -> None:
+        connection = self._connection
+        if not autocommit and not connection.in_atomic_block:  # in which Django refuses it
+            self._is_of_atomic, self._is_over = force_begin_transaction_with_broken_autocommit, False
+        try:
+            if autocommit and not (connection.autocommit or connection.in_atomic_block or self._is_over):
+                self._check(connection.rollback)
+        except LeaseLost:
+            real(True, False)
+            if not self._is_of_atomic:  # else the error that has kept `atomic` from its commit is on its way
+                raise
+        else:
+            real(autocommit, force_begin_transaction_with_broken_autocommit)
+        finally:
+            if connection.autocommit:
+                self._end()  # also after an error of a hook, or of a commit that no other method saw
 
     def _savepoint_commit(self, real: Callable[[str], None], sid: str) -> None:
         is_end = self._only_blocks_of_a_test_are_open()
         if is_end:
             self._check(functools.partial(self._connection.savepoint_rollback, sid))
+        elif not self._is_of_atomic and self._connection.vendor == "sqlite":
+            try:
+                self._look()
+            except LeaseLost:
+                return  # the savepoint stays until the end of the transaction, which raises this error
         real(sid)
         if is_end:
             self._end()
@@ -200,10 +232,9 @@ class Transactions:
             self._end()
 
     def _check(self, roll_back: Callable[[], None]) -> None:
-        """Before a commit: raises LeaseLost, after rolling back, unless each lease is certainly alive. No I/O."""
+        """Before a commit: raises LeaseLost, after rolling back, unless each lease is certainly alive."""
         try:
-            for hold in self.holds:
-                hold.lease.ensure()
+            self._look()
         except LeaseLost as lost:
             lost.add_note("So the transaction was not committed, but rolled back.")
             try:
@@ -211,6 +242,11 @@ class Transactions:
             except Exception:  # noqa: BLE001 (as `atomic` does: a connection that can't roll back is closed)
                 self._connection.close()
             raise
+
+    def _look(self) -> None:
+        """Raise LeaseLost unless each lease is certainly alive. No I/O."""
+        for hold in self.holds:
+            hold.lease.ensure()
 
     def _end(self) -> None:
         """The transaction has ended: so do the leases whose `with` has ended before."""

@@ -4,7 +4,15 @@ import gc
 import threading
 import unittest
 
-from django.db import DEFAULT_DB_ALIAS, IntegrityError, OperationalError, connection, connections, transaction
+from django.db import (
+    DEFAULT_DB_ALIAS,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 from django.test import TestCase, TransactionTestCase
 
 from interlock import Deadlock, LeaseLost
@@ -309,6 +317,150 @@ class InATransaction(Steps, TransactionTestCase):
             transaction.set_autocommit(True)
         self.assertFalse(Order.objects.filter(state="no").exists())
 
+    def lose(self, lease):
+        self.take(self.name)
+        wait_until(lambda: lease.lost)
+
+    def is_committed(self):
+        return Order.objects.filter(state="no").exists()
+
+    def test_autocommit_that_is_turned_on_without_the_lease_commits_nothing(self):
+        for turn_on in (transaction.set_autocommit, connection.set_autocommit):
+            transaction.set_autocommit(False)
+            with self.lock() as lease:
+                Order.objects.create(state="no")
+            self.lose(lease)
+            with self.assertRaises(LeaseLost) as raised:
+                turn_on(True)
+            self.assertIn("rolled back", raised.exception.__notes__[0])
+            self.assertTrue(transaction.get_autocommit(), "what else was asked is done")
+            self.assertFalse(self.is_committed())
+            self.assert_free(self.name)
+
+    def test_autocommit_that_is_turned_on_inside_of_a_lost_lease_commits_nothing(self):
+        transaction.set_autocommit(False)
+        with self.assertRaises(LeaseLost), self.lock() as lease:
+            Order.objects.create(state="no")
+            self.lose(lease)
+            transaction.set_autocommit(True)
+        self.assertTrue(transaction.get_autocommit())
+        self.assertFalse(self.is_committed())
+        self.assert_free(self.name)
+
+    def test_autocommit_that_is_turned_on_with_the_lease(self):
+        transaction.set_autocommit(False)
+        with self.lock():
+            Order.objects.create(state="yes")
+        if connection.vendor == "postgresql":  # its drivers refuse that in the middle of a transaction
+            with self.assertRaises(ProgrammingError):
+                transaction.set_autocommit(True)
+            self.assert_held(self.name)
+            transaction.commit()
+        transaction.set_autocommit(True)
+        self.assertTrue(Order.objects.filter(state="yes").exists())
+        self.assert_free(self.name)
+
+    def test_the_second_manual_transaction_is_looked_at_as_the_first(self):
+        transaction.set_autocommit(False)
+        with self.assertRaises(LeaseLost), self.lock() as lease:
+            Order.objects.create(state="yes")
+            transaction.commit()
+            Order.objects.create(state="no")
+            self.lose(lease)
+            connection.set_autocommit(True)
+        self.assertFalse(self.is_committed())
+        self.assertTrue(Order.objects.filter(state="yes").exists())
+
+    def test_a_savepoint_of_a_manual_transaction_commits_nothing_without_the_lease(self):
+        """If a transaction of SQLite has begun with a savepoint, the release of that savepoint commits it."""
+        transaction.set_autocommit(False)
+        try:
+            with self.lock() as lease:
+                pass
+            self.lose(lease)
+            with transaction.atomic(), transaction.atomic():
+                Order.objects.create(state="no")
+            with self.assertRaises(Fault), transaction.atomic():
+                raise Fault
+            sid = transaction.savepoint()
+            Order.objects.create(state="no")
+            transaction.savepoint_commit(sid)
+            with self.assertRaises(LeaseLost):
+                connection.commit()
+        finally:
+            transaction.set_autocommit(True)
+        self.assertFalse(self.is_committed())
+
+    def test_a_refusal_that_is_interrupted_commits_nothing(self):
+        """`atomic` turns autocommit on in its `finally`, which commits on SQLite."""
+        rollback = connection.rollback
+
+        def interrupted():
+            connection.rollback = rollback
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt), transaction.atomic():
+            with self.lock() as lease:
+                Order.objects.create(state="no")
+            self.lose(lease)
+            connection.rollback = interrupted
+        self.assertTrue(transaction.get_autocommit())
+        self.assertFalse(self.is_committed())
+        self.assert_free(self.name)
+
+    def test_a_loss_after_the_commit_is_not_raised_by_the_transaction(self):
+        commit, reached = connection.commit, []
+
+        def then_lose():
+            commit()
+            connection.commit = commit
+            self.lose(lease)
+
+        with self.assertRaises(LeaseLost), self.lock() as lease:
+            with transaction.atomic():
+                Order.objects.create(state="yes")
+                connection.commit = then_lose
+            reached.append(1)
+        self.assertEqual(reached, [1])
+        self.assertTrue(Order.objects.filter(state="yes").exists())
+
+    def test_a_connection_that_is_closed_commits_nothing_of_a_manual_transaction(self):
+        transaction.set_autocommit(False)
+        with self.assertRaises(LeaseLost), self.lock() as lease:
+            Order.objects.create(state="no")
+            connection.close()
+            self.lose(lease)
+            self.assertFalse(self.is_committed())  # by a new connection, which is in autocommit mode
+            self.assertTrue(transaction.get_autocommit())
+
+    def test_a_hook_that_fails_when_autocommit_is_turned_on_keeps_no_lease(self):
+        def hook():
+            raise Fault
+
+        transaction.set_autocommit(False)
+        with transaction.atomic():
+            transaction.on_commit(hook)
+        transaction.commit()
+        with self.lock():
+            pass
+        with self.assertRaises(Fault):
+            transaction.set_autocommit(True)
+        self.assert_free(self.name)
+
+    def test_what_goes_past_django_goes_past_the_look(self):
+        """As the page says."""
+        transaction.set_autocommit(False)
+        try:
+            with self.lock() as lease:
+                Order.objects.create(state="no")
+            self.lose(lease)
+            with connection.cursor() as cursor:
+                cursor.execute("COMMIT")
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        self.assertTrue(self.is_committed())
+
     def test_a_thread_that_ends_in_the_middle(self):
         def work():
             transaction.atomic().__enter__()
@@ -389,3 +541,15 @@ class OtherDatabase(Other, TransactionTestCase):
                 pass
             self.assert_held(name_of(order))
         self.assert_free(name_of(order))
+
+    def test_only_the_commit_in_the_database_of_the_lease_is_refused(self):
+        order = Order.objects.create()
+        with self.assertRaises(LeaseLost), transaction.atomic():
+            with transaction.atomic(using="other"):
+                with locks.lock(order, until_commit=True) as lease:
+                    Order.objects.create(state="no")
+                    Order.objects.using("other").create(state="other")
+                self.take(name_of(order))
+                wait_until(lambda: lease.lost)
+        self.assertFalse(Order.objects.filter(state="no").exists())
+        self.assertTrue(Order.objects.using("other").filter(state="other").exists())
