@@ -325,8 +325,11 @@ def test_new_objects_need_no_claim_and_keys_may_have_several_columns(engine):
 
 
 def test_an_autocommit_session_is_refused(engine):
-    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session, pytest.raises(ConfigError):
-        claim(session, OLD, Account, 7)
+    whole = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    for each in (engine.execution_options(isolation_level="AUTOCOMMIT"), whole):
+        with Session(each) as session, pytest.raises(ConfigError, match="AUTOCOMMIT"):
+            claim(session, OLD, Account, 7)
+    whole.dispose()
 
 
 async def test_an_async_session_claims_through_run_sync(tmp_path):

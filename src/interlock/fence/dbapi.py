@@ -33,7 +33,7 @@ from interlock.errors import ConfigError
 from . import Fenced, fence_of, stale_fence_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["Connection", "Cursor", "create", "guard", "update"]
 
@@ -181,6 +181,9 @@ def autocommits(connection: object) -> bool:
     autocommit = getattr(connection, "autocommit", None)
     if autocommit is True or autocommit is False:
         return autocommit
+    ask: Callable[[], object] | None = getattr(connection, "get_autocommit", None)  # PyMySQL, mysqlclient
+    if ask is not None:
+        return bool(ask())
     return getattr(connection, "isolation_level", "") is None  # sqlite3 before Python 3.12, and its legacy mode since
 
 
