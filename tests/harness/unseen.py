@@ -6,16 +6,22 @@ import ctypes
 import os
 import time
 
-SETTLES = 0.02  # seconds: more than Python's switch interval
+PAUSE = 0.02  # seconds
+LATE = 0.003  # seconds: less than Python's switch interval, for which a thread waits before it asks for the GIL
 
 
 def fork_in_c() -> int:
     """fork(2), without os.fork's hooks; the child goes on with Python's lock (the GIL), as its only thread.
 
     Nothing in a child can mend the GIL if another thread of the parent waits for it at the fork: the child then hangs
-    in Python itself, at its first switch of threads. So this gives the other threads the time to block elsewhere.
+    in Python itself, at its first switch of threads. So this pauses until a pause ends in time: then this thread got
+    the GIL at once, from nobody who wants it back.
     """
-    time.sleep(SETTLES)
+    late, end = LATE + 1, time.monotonic() + 20
+    while late > LATE and time.monotonic() < end:
+        due = time.monotonic() + PAUSE
+        time.sleep(PAUSE)
+        late = time.monotonic() - due
     return ctypes.PyDLL(None).fork()
 
 

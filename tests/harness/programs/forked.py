@@ -47,7 +47,8 @@ def in_child(work, *, exits: bool = False) -> None:
         if exits:
             sys.exit(0)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code == 0, code
 
 
 def many_threads() -> None:
