@@ -43,7 +43,7 @@ OF_A_PROCESS: Final = (
 OF_A_SERVER: Final = (
     "revoke", "force", "cut off", "out of memory", "script flush", "later version", "flush all", "clock step",
     "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
-    "primary paused", "first replica", "new primary",
+    "primary paused", "first replica", "spare", "new primary",
 )  # fmt: skip
 EVENTS: Final = (*OF_A_PROCESS, *OF_A_SERVER)
 Pair = tuple[str, str]

@@ -12,6 +12,6 @@ OUTAGE_TIME: Final = 2 * MAX_LAG + MAX_DOWNTIME  # seconds: the longest time fro
 MAX_PAUSE: Final = 7.0  # seconds for which a machine stands still, at most: longer than a failover and its quarantine
 KINDS: Final = (
     "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
-    "primary paused", "first replica",
+    "primary paused", "first replica", "spare",
 )  # fmt: skip
 LOSSY: Final = {*KINDS} - {"restart", "first replica"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .outage_kinds import ISOLATION_GRACE, MAX_DOWNTIME, MAX_LAG, MAX_PAUSE, MAX_SKEW
-from .server_group import EMPTY, NOREPLICAS, READONLY, Host
+from .server_group import AGE, EMPTY, NOREPLICAS, READONLY, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,8 +45,9 @@ class Outages:
             case "restart with old keys":
                 image = group.primary.server.image()
                 self._end_soon(strike, lambda: self._restart(strike, image))
-            case "restart without keys":
-                self._end_soon(strike, lambda: self._restart(strike, EMPTY))
+            case "restart without keys" | "spare" as kind:
+                up = AGE if kind == "spare" else 0.0
+                self._end_soon(strike, lambda: self._restart(strike, EMPTY, up=up))
             case "failover":
                 image = group.primary.server.image()
                 self._end_soon(strike, lambda: self._failover(strike, image))
@@ -107,14 +108,15 @@ class Outages:
         )
         self._busy = False
 
-    def _restart(self, strike: Strike, image: Image | None) -> None:
+    def _restart(self, strike: Strike, image: Image | None, *, up: float = 0.0) -> None:
+        """Start another process. A spare has run for `up` seconds by then; the address did not lead there."""
         group, old = self.group, self.group.primary
         self._end(old, resets=strike.victim < 0.7)
         group.reachable = False
 
         def start() -> None:
             group.resets = True
-            host = group.new_host(skew=old.server.skew)
+            host = group.new_host(up=up, skew=old.server.skew)
             if image is not None and image is not EMPTY and strike.resource < 0.5:
                 host.replid2 = old.replid  # newer servers take their history from a snapshot
             host.load(old.server.image() if image is None else image)

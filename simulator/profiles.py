@@ -238,6 +238,8 @@ BY_NAME: Final = {
             clients=(2,),
             workers=(1, 1, 2),
         ),
+        # Behind one address a server that has run for long takes the place of one that died.
+        _servers("spare", _CANCEL | _CRASH | {"spare": 0.5}),
         # A machine stands still for long. That strikes only a client that is idle even longer.
         replace(_servers("paused", {"primary paused": 0.5}), idle=5.0),
         # Servers that fail over again and again, and people who end the quarantines.

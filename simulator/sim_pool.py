@@ -125,6 +125,7 @@ class SimConnection:
     def _received(self, replies: list[Any], pending: SimPending) -> list[object]:
         self.pool.answered_at = self.silent_since = self.process.world.now
         self.answered(pending.sent_at)
+        self.stamp.answered_at = self.pool.runtime.now()
         self.pool.network.record.counts["script unknown"] += sum(
             isinstance(reply, ServerError) and str(reply).startswith("NOSCRIPT") for reply in replies
         )
@@ -299,6 +300,7 @@ class SimPool:
             if host is None or facts is None:
                 opened(Disconnected("connection refused", sent=False))
                 return
+            facts = facts._replace(sent_at=asked_at)
             stamp = self.history.identify(facts, ADDRESS, self.isolation_grace)
             self.history.log_warnings()
             connection = self.connection = SimConnection(self, host, stamp, asked_at)

@@ -334,7 +334,7 @@ class ServerState:
 
     def _is_of_earlier_host(self, seen: Seen, identity: bytes) -> bool:
         """Whether this identity is that of a host before the loss."""
-        process = identity.decode().partition(":")[0] if identity != b"-" else ""
+        process = identity.decode().lstrip("@").partition(":")[0] if identity != b"-" else ""
         return any(
             host.number < seen.lost_by and host.run_id.startswith(process) for host in self.group.hosts if process
         )
@@ -476,7 +476,7 @@ class ServerState:
     def _latest_end(self, host: Host) -> float:
         """Return until when a quarantine of this host may last: by its beginning as clients may know it at worst."""
         met = [pool.known_hosts[host] for pool in self.pools.values() if host in pool.known_hosts]
-        return (max(met) if host.promoted else host.since) + self.longest_quarantine
+        return max(host.since, *met, -math.inf) + self.longest_quarantine
 
     def _head(self, seen: Seen, reading: Reading, present: dict[bytes, float]) -> bytes | None:
         """Return the first live waiter in the queue or, if the server has lost all waiters, the oldest."""
@@ -590,6 +590,7 @@ def in_quarantine(stamp: str, server: Server, resource: ResourceModel, marker: b
     since, wait, grace, previous, *lossless_from = stamp[IDENTITY_LENGTH + 1 :].split()
     lost, successor, known = [*granted_by.split(">"), "", ""][:3]
     is_older = has_returned and record is not None and fence < int(since) * 1000 and lost != previous
+    is_older |= successor == here and previous.startswith("@") and not lost.startswith("@")  # it was a spare
     if granted_by == "-" or is_older:
         lost, successor, known = previous, "", ""
     if lost in {"-", here}:

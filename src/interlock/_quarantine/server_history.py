@@ -9,7 +9,10 @@ history is the evidence: the identity that the client met before.
 
 Rules.
 (a) A quarantine starts at the latest time at which the current identity can have begun. A process that never was a
-    replica began with its start. For a promoted process, the client only knows when it first met the identity.
+    replica began with its start, if it started after the server before it had died. For a promoted process, the client
+    only knows when it first met the identity. So it does for a spare: a process that may have started before the client
+    last read something from an earlier server here (`answered_at`). The earlier one may have granted from then on,
+    until its address led to the spare (ADR 58).
 (b) The same process without a second replid has lost nothing: its replid changes when the first replica attaches.
 (c) A client with a proof that no lease was lost (`least_lossless_ttl`) says so in its stamp, and the next grant renews
     the record. If the earlier server was in a quarantine, that quarantine goes on, and keeps its beginning. The
@@ -130,6 +133,8 @@ class ServerHistory:
         stamp = self._make_stamp(facts, previous, isolation_grace)
         if any(previous.startswith(each) for each in stamp.lossless_from):
             stamp.previous = "-"
+        elif previous != "-" and not facts.promoted:
+            self._find_beginning(stamp, before)
         if is_second_failover:
             stamp.predecessor = before.identity
         stamp.render()
@@ -144,6 +149,13 @@ class ServerHistory:
         if first is stamp and has_lost:
             self._warn(_STARTED if stamp.previous == "?" and facts.loaded else _REPLACED, address, stamp)
         return first
+
+    def _find_beginning(self, stamp: IdentityStamp, before: IdentityStamp) -> None:
+        """Decide from when the quarantine counts, if not from the start of the process, which never was a replica."""
+        if stamp.is_of_process(before):
+            stamp.since_ms = before.since_ms  # its quarantine goes on
+        elif any(stamp.may_be_older_than(each) for each in list(self.stamps.values())):
+            stamp.mark_spare()
 
     def _stamp_of_returned(
         self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 RETURNED: Final = "@"  # begins `previous` if what was lost was granted after that identity: it may be this server's
+SPARE: Final = "@@"  # begins `previous` if that identity may have granted until the client met this server, its spare
 MAX_IDENTITIES: Final = 12  # identities in `lossless_from`: leases of still earlier servers have run out
 
 
@@ -44,6 +45,7 @@ class IdentityStamp:
 
     __slots__ = (
         "_texts",
+        "answered_at",
         "earlier_stamps",
         "epoch",
         "facts",
@@ -79,6 +81,8 @@ class IdentityStamp:
         self.earlier_stamps: Mapping[str, IdentityStamp] = {}  # the stamps of earlier servers here, by identity
         self.predecessor = ""  # the identity before this one, if a quarantine of that one goes on here
         self.met_at = now()  # when the client first read this identity in a handshake
+        # When the client last read anything from this server, over any of its connections: the transports write this.
+        self.answered_at = self.met_at
         self.slot_histories: dict[int, SlotHistory] = {}  # by slot: only slots that moved here from another node
         self._texts: dict[int, str] = {}
         self.since_ms = 0  # by the server's clock: this identity began no later
@@ -109,6 +113,15 @@ class IdentityStamp:
         """
         assert self.facts is not None
         return min(self.facts.sent_at, self.met_at) - self.facts.uptime, self.met_at - self.facts.uptime
+
+    def is_of_process(self, earlier: IdentityStamp) -> bool:
+        """Whether the same process had an earlier identity: its first replica changes its replid."""
+        return self.facts is not None and earlier.facts is not None and self.facts.run_id == earlier.facts.run_id
+
+    def may_be_older_than(self, earlier: IdentityStamp) -> bool:
+        """Whether the process may have started before the client last read something from another, earlier one."""
+        earliest_start, _ = self.process_start
+        return earliest_start - 1 < earlier.answered_at and not self.is_of_process(earlier)
 
     @property
     def in_quarantine(self) -> bool:
@@ -177,7 +190,7 @@ class IdentityStamp:
         assert self.quarantine_seconds is not None
         grace_ms = int(self.isolation_grace * 1000)
         wait_ms = int(self.quarantine_seconds * 1000) - grace_ms
-        mark = "*" if previous.startswith(RETURNED) else self.mark
+        mark = "*" if previous.startswith(RETURNED) and not previous.startswith(SPARE) else self.mark
         return " ".join([f"{self.identity}{mark}{since_ms} {wait_ms} {grace_ms} {previous}", *lossless_from])
 
     def mark_untrusted(self) -> None:
@@ -185,6 +198,11 @@ class IdentityStamp:
         if self.previous == "-":
             self.previous = "?"
             self.render()
+
+    def mark_spare(self) -> None:
+        """Note that the server may have run beside the one before, which then granted until the client met this one."""
+        assert self.facts is not None
+        self.previous, self.since_ms = f"{SPARE}{self.previous.lstrip(RETURNED)}", self.facts.now_ms
 
     def mark_trusted(self) -> None:
         """Note that this server is new, and that no other was here before."""

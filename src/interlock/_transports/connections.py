@@ -14,16 +14,18 @@ Rules.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+from interlock._quarantine.stamp import IdentityStamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from interlock._protocol.server import PushHandler
-    from interlock._quarantine.stamp import IdentityStamp
 
 Command = bytes
 """A command as it travels: see `resp`."""
+NO_STAMP: Final = IdentityStamp(None, None, "-", " ")  # of a connection before its handshake is over: it sends nothing
 
 
 class PendingReplies:
@@ -71,7 +73,7 @@ class Connection(Protocol):
     """An open connection, after its handshake. Every `until` is a time of `Runtime.now()`."""
 
     stamp: IdentityStamp
-    """The identity of the server to which the connection leads."""
+    """The identity of the server to which the connection leads. Each read from the server is noted there."""
 
     async def exchange(self, command: Command, until: float) -> object:
         """Send a command, and wait for its reply; an error reply is a value. Raises Disconnected."""

@@ -23,7 +23,8 @@ local GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, L
 --   wait       ms: the longest ttl that a lease granted under an earlier identity may have, by this client's max_ttl
 --   grace      ms after `since` in which an old primary may have granted and renewed such leases
 --   previous   the identity that the client knew before this one; "-": none; "?": there may have been one;
---              "@<...>", with the mark "*": the server in between
+--              "@<...>", with the mark "*": the server in between; "@@<...>": the one beside which this server,
+--              its spare, may have run
 --   lossless   "<beginning of an identity>[/<least ttl, ms>]": this server has every lease of that identity, or every
 --              such lease whose ttl is at least that long
 --

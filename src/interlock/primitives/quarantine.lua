@@ -17,13 +17,15 @@
 -- The evidence is "<lost identity>><this identity>><since>+<wait>". Scripts store the evidence, so that a client which
 -- met this server later, and therefore knows only a later `since`, does not wait longer; and that a client with a
 -- smaller `wait` than another one does not wait less. (An earlier version stores no `wait`.) A client that does not
--- know that this server has returned knows only a `since` that is too early.
+-- know that this server has returned, or is a spare, knows only a `since` that is too early: its evidence gives way to
+-- that of a client which knows it, and begins with "@".
 local function decide_quarantine(recorded, ttl, fence)
   if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end
   local since, wait, grace, previous, lossless = string.match(STAMP, '[ +*](%d+) (%d+) (%d+) (%S+) ?(.*)')
   local evidence, successor, known_since, known_wait = string.match(recorded or '', '^([^>]*)>([^>]*)>(%d+)%+?(%d*)')
   local is_older = HAS_RETURNED and fence and fence < since * 1000 and evidence ~= previous
-  if not recorded or recorded == '-' or is_older then
+  local tells_less = successor == IDENTITY and string.byte(previous) == AT_SIGN and string.byte(evidence) ~= AT_SIGN
+  if not recorded or recorded == '-' or is_older or tells_less then
     recorded, evidence, successor = previous, nil, nil
   end
   if recorded == '-' or recorded == IDENTITY then return 0 end

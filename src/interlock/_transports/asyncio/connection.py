@@ -11,7 +11,7 @@ from interlock._connect.address import NO_PRIMARY
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import TRUSTED_FOR
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import NO_STAMP, PendingReplies
 from interlock._transports.pushes import check_subscribe_reply, subscribe_commands, take_push
 from interlock._transports.resp import PING, WAITING, Push, reader
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
     from interlock._protocol.server import PushHandler
-    from interlock._quarantine.stamp import IdentityStamp
     from interlock._transports.connections import Command
 
 # Calls of `_send` in the buffer: with so many, the connection writes before the turn ends, and the server starts early.
@@ -49,7 +48,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.loop = pool.loop
         self.timeout = pool.address.timeout
         self.exclusive = False  # whether each checkout is for one caller alone
-        self.stamp: IdentityStamp
+        self.stamp = NO_STAMP
         self.named = NO_PRIMARY
         self.last_answered_sent = 0.0  # when the last request known to have a reply was sent (see `is_trusted`)
         self.wanted: dict[str, None] = {}  # the pool's channels
@@ -136,7 +135,7 @@ class AsyncioConnection(asyncio.Protocol):
         if self.broken is not None:  # after an interrupt the futures of the row may not match the replies
             return
         try:
-            self._silent_since = self.loop.time()
+            self._silent_since, self.stamp.answered_at = self.loop.time(), now()
             reader, row = self._reader, self._expecting
             reader.feed(data)
             while (reply := reader.gets()) is not WAITING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from interlock._connect.refusals import connection_error
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._transports.connections import PendingReplies
+from interlock._transports.connections import NO_STAMP, PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
 from interlock._transports.resp import WAITING, reader
 
@@ -98,6 +98,7 @@ class BlockingConnection:
         # connection that gets no reply is not used again.
         self.last_answered_sent = 0.0
         self.named: NamedPrimary = self._redis_connection.named
+        self.stamp = NO_STAMP
         try:
             commands, sent_at = handshake_commands(address), now()
             self.write(b"".join(commands), until)
@@ -161,6 +162,7 @@ class BlockingConnection:
             if not data:
                 raise Disconnected("it closed the connection", sent=True, stale=not self.fresh)
             reader.feed(data)
+            self.stamp.answered_at = now()
             if len(data) == 65536 and until != FOREVER:
                 self._set_timeout(until)  # a long reply: each part gets only the time that is left
         return reply
