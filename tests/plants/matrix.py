@@ -128,6 +128,19 @@ FOUND: Final = (
         (Tests(("topologies/test_sentinel.py",), "comes_back_lacks"),),
     ),
     Plant(
+        "a spare counts from its own start",
+        (Change(HISTORY, "            stamp.mark_spare()\n", "            pass\n"),),
+        (
+            Tests(("faults/test_spares.py",), "spare_grants_nothing or holder_relies or in_a_quorum or set_forward"),
+            Simulator("spare"),
+        ),
+    ),
+    Plant(
+        "who takes a spare for a restarted server shortens its quarantine",
+        (Change(QUARANTINE, "or is_older or tells_less then", "or is_older then"),),
+        (Tests(("faults/test_spares.py",), "does_not_shorten"),),
+    ),
+    Plant(
         "acknowledgements of a retried grant count nothing",
         (
             Change(
