@@ -14,7 +14,6 @@ waits for, that call can't go on before the handler has ended: a Deadlock, too, 
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from interlock._client.error_texts import WAIT_ADVICE, about
@@ -141,12 +140,12 @@ def interrupts(attempt: Attempt, what: str) -> Deadlock:
 
 def kind_of_caller(caller: object) -> str:
     """A thread or a task, as messages call it."""
-    return "thread" if isinstance(caller, threading.Thread) else "task"
+    return "task" if hasattr(caller, "get_name") else "thread"
 
 
 def name_of_caller(caller: Any) -> str:
-    """The name of a thread or task."""
-    return str(caller.name if isinstance(caller, threading.Thread) else caller.get_name())
+    """The name of a thread or task. A greenlet of gevent or eventlet that nobody started as a thread is no `Thread`."""
+    return str(caller.get_name() if hasattr(caller, "get_name") else caller.name)
 
 
 def lasts(grant: Grant) -> bool:

@@ -45,6 +45,8 @@ with Interlock(url) as locks, Interlock(url) as others:
     lease.ensure()
     assert lease.state is LeaseState.HELD
 
+    while [(len(each.holders), each.waiting) for each in locks.ls()] != [(1, 1)]:
+        gevent.sleep(0.01)
     killed = gevent.spawn(others.lock("a").acquire)  # it is killed while it waits: nothing stays behind
     while not others._session.core.cohorts.by_key["lock:a"].waiting:
         gevent.sleep(0.01)
