@@ -14,6 +14,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
+from interlock._client.places import line_of
 from interlock._protocol.names import has_address
 from interlock.errors import ConfigError, NotHeld
 
@@ -21,6 +22,8 @@ from .misuse_warnings import warn_of_missing_f
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from interlock._client.places import Place
 
 F = TypeVar("F", bound="Callable[..., Any]")
 MAX_SHOWN: Final = 100  # characters of a name, in an error that is about something else
@@ -139,6 +142,17 @@ def advising(method: F) -> F:
             raise
 
     return cast("F", call)
+
+
+def patched_too_late(library: str, first_use: Place | None) -> ConfigError:
+    """The error for an Interlock whose threads began before this library replaced `threading`."""
+    patch = "gevent.monkey.patch_all()" if library == "gevent" else "eventlet.monkey_patch()"
+    return ConfigError(
+        f"{library} has replaced `threading` after this Interlock was first used, at {line_of(first_use)}: its threads "
+        "are threads of the system, and a greenlet that waits for one of these stops all others. Call "
+        f"{patch} before that line, best as the first line of the program; or use no lock before it. A child of a fork "
+        "begins anew"
+    )
 
 
 def check_not_shutting_down() -> None:

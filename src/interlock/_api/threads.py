@@ -21,7 +21,7 @@ from . import inside
 from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
-from .misuse_errors import OnlyWith
+from .misuse_errors import OnlyWith, patched_too_late
 from .misuse_warnings import warn_of_blocked_loop
 from .multilease import MultiLeaseCore
 from .named import StateT
@@ -47,17 +47,32 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
         from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
         from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
 
+        self._runtime = ThreadRuntime()
         server = open_server(
             self._address,
             partial(BlockingPool, max_connections=self.max_connections),
-            ThreadRuntime(),
+            self._runtime,
             self._histories,
         )
         # Between the user's code and Core.attempt(): acquire, run, _acquire; or __enter__, _enter, _acquire
-        self._session = self._session_of(server, _thread, lambda: server, frames_to_user=4)
+        self._only_session = self._session_of(server, _thread, lambda: server, frames_to_user=4)
+
+    @property
+    def _session(self) -> Session:
+        if threading.Lock is not self._runtime.made_of:
+            self._begin_anew()
+        return self._only_session
+
+    def _begin_anew(self) -> None:
+        """Make anew what was made of the system's locks, if greenlets run as threads now. Raises ConfigError."""
+        if (library := self._runtime.replaced_by()) is None:
+            return
+        if self._runtime.has_started:
+            raise patched_too_late(library, self._runtime.first_use)
+        self._only_session.reset_after_fork()
 
     def _last_session(self) -> Session | None:
-        return None if self._closed else self._session
+        return None if self._closed else self._only_session
 
     @staticmethod
     def _current_owner() -> threading.Thread:

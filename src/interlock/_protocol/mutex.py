@@ -27,3 +27,13 @@ if sys.version_info >= (3, 14):
 
 else:
     Mutex = threading.RLock
+
+
+def new_mutex() -> Mutex:
+    """A mutex for what runs as threads now: for greenlets, after gevent or eventlet has replaced `threading`.
+
+    A greenlet may switch to another one while it holds a mutex, and both are one thread of the system: to a lock of the
+    system they are one owner.
+    """
+    made = threading.RLock()
+    return Mutex() if type(made).__module__ == "_thread" else made

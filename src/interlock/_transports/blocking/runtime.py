@@ -6,14 +6,18 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from interlock._client.places import calling_place
 from interlock._protocol.forks import KNOWN, notice
+from interlock._protocol.greenlets import library_of_greenlets
 from interlock._protocol.log import log
-from interlock._protocol.mutex import Mutex
+from interlock._protocol.mutex import new_mutex
 from interlock._protocol.run_to_end import run
 from interlock._protocol.timing import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+
+    from interlock._client.places import Place
 
 T = TypeVar("T")
 MAX_WAIT: Final = 3600.0  # seconds of one wait: `Lock.acquire` accepts no infinite timeout
@@ -59,8 +63,11 @@ class ThreadRuntime:
 
     def reset_after_fork(self) -> bool:
         """See Runtime. The threads of the parent do not exist here."""
-        self.mutex = Mutex()  # reentrant: a signal handler may run in the thread that holds the mutex
+        self.made_of = threading.Lock  # the locks of the system, or those of gevent or eventlet
+        self._library = library_of_greenlets()
+        self.mutex = new_mutex()  # reentrant: a signal handler may run in the thread that holds the mutex
         self._threads: list[threading.Thread] = []
+        self.first_use: Place | None = None  # the line of the user that made the first thread start
         return True
 
     def holds_mutex(self) -> bool:
@@ -97,10 +104,28 @@ class ThreadRuntime:
 
     def start_thread(self, work: Callable[[], None], name: str) -> None:
         """Start a daemon thread, and remember it: `close` waits for its end."""
+        if self.has_started and self.replaced_by() is not None:
+            return
         thread = threading.Thread(target=work, name=name, daemon=True)
+        if not self.has_started:
+            self.first_use = calling_place()
         thread.start()
         with self.mutex:
             self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+
+    @property
+    def has_started(self) -> bool:
+        """Whether a background thread was started in this process."""
+        return bool(self._threads)
+
+    def replaced_by(self) -> str | None:
+        """The library of greenlets that has replaced `threading` since this runtime began; None if none has."""
+        if threading.Lock is self.made_of:
+            return None
+        if (library := library_of_greenlets()) == self._library:  # a profiler of locks came, for example
+            self.made_of = threading.Lock
+            return None
+        return library
 
     def is_background(self) -> bool:
         """Whether the current thread is one that this runtime started."""

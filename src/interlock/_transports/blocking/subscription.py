@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._protocol.log import log
-from interlock._protocol.mutex import Mutex
+from interlock._protocol.mutex import new_mutex
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
@@ -51,7 +51,7 @@ class Subscription:
         self._started = False  # the listener thread was started: start no second one
         self._running = False
         self._reconnect_delay = AutoResetEvent()
-        self._lock = Mutex()  # several threads may subscribe at once
+        self._lock = new_mutex()  # several threads may subscribe at once
 
     def subscribe(self, channel: str) -> None:
         """Subscribe to one more channel. The first call starts the listener thread."""
