@@ -29,6 +29,7 @@ TTL = 1.5  # as in web_app.py
 WITHIN = 20.0  # seconds for each answer, and for what must happen: less than the 30 s of a default ttl
 LOAD = 60  # requests
 SOURCES = str(Path(interlock.__file__).parents[1])
+OLD_UWSGI = Path(sys.prefix) / "uwsgi-old"
 
 
 class Kind(NamedTuple):
@@ -242,3 +243,19 @@ def test_a_reload_replaces_the_workers_and_what_they_held_is_free(kind, serve, c
     wait_until(lambda: not lives(ended), WITHIN)
     wait_until(web.serves, WITHIN)
     wait_until(lambda: holder_of(locks, "master") == web.command.pid, WITHIN)
+
+
+def old_uwsgi(*options: str) -> tuple[str, ...]:
+    return (str(OLD_UWSGI / "bin" / "uwsgi"), *UWSGI[1:], *options)
+
+
+@pytest.mark.skipif(not OLD_UWSGI.exists(), reason="no uWSGI of that age for this Python")
+def test_a_uwsgi_that_runs_no_threads_gets_an_error_that_names_the_option(serve, start):
+    """uWSGI 2.0.27 and later always run threads."""
+    path = os.pathsep.join((str(OLD_UWSGI), str(HERE)))
+    words = [each.format(port=free_ports()[0]) for each in old_uwsgi()]
+    command = start(*words, env={"INTERLOCK_URL": "redis://127.0.0.1:1", "PYTHONPATH": path})
+    assert command.ended() != 0
+    assert "ConfigError: uWSGI runs no threads here" in command.output
+    assert "--enable-threads" in command.output
+    assert serve(old_uwsgi("--enable-threads"), PYTHONPATH=path).get("/long/a")["pid"]

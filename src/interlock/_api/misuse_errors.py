@@ -15,6 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar, cast
 
 from interlock._client.places import line_of
+from interlock._protocol.greenlets import library_of_greenlets
 from interlock._protocol.names import has_address
 from interlock.errors import ConfigError, NotHeld
 
@@ -142,6 +143,19 @@ def advising(method: F) -> F:
             raise
 
     return cast("F", call)
+
+
+def check_threads_run() -> None:
+    """Raise ConfigError if this is a process of uWSGI in which no thread runs between two requests.
+
+    There uWSGI keeps Python's own lock, the GIL. The module `uwsgi` is what uWSGI itself puts there.
+    """
+    if getattr(sys.modules.get("uwsgi"), "has_threads", True) or library_of_greenlets() is not None:
+        return
+    raise ConfigError(
+        "uWSGI runs no threads here: between two requests nothing would renew a lease or wake a waiter. Start uWSGI "
+        "with --enable-threads (in a file: enable-threads = true), or with --threads"
+    )
 
 
 def patched_too_late(library: str, first_use: Place | None) -> ConfigError:

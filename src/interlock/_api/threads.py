@@ -21,7 +21,7 @@ from . import inside
 from .interlock import InterlockCore
 from .lease import WatchedCore
 from .lock import LockableCore
-from .misuse_errors import OnlyWith, patched_too_late
+from .misuse_errors import OnlyWith, check_threads_run, patched_too_late
 from .misuse_warnings import warn_of_blocked_loop
 from .multilease import MultiLeaseCore
 from .named import StateT
@@ -47,6 +47,7 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
         from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
         from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
 
+        check_threads_run()
         self._runtime = ThreadRuntime()
         server = open_server(
             self._address,
