@@ -73,6 +73,9 @@ KINDS = {
     "uWSGI osafterfork": Kind(
         (*UWSGI, "--enable-threads", "--py-call-osafterfork", "--processes", "3"), 3, preloads=True
     ),
+    "uWSGI gevent": Kind(
+        (*UWSGI, "--gevent", "10", "--gevent-monkey-patch", "--processes", "2"), 8, preloads=True
+    ),
     "uWSGI hooks": Kind((*UWSGI, *HOOKS, "--processes", "3"), 3, preloads=True),
     "uWSGI hooks threads": Kind((*UWSGI, *HOOKS, "--threads", "4", "--processes", "2"), 4, preloads=True),
 }  # fmt: skip
