@@ -97,6 +97,19 @@ async def test_a_caller_with_another_ttl_asks_by_itself(mode):
 
 
 @rule(2)
+@pytest.mark.parametrize(("left", "passes"), [(0.55, True), (0.45, False)])
+async def test_a_lease_with_less_than_half_of_its_ttl_left_does_not_pass_on(mode, left, passes):
+    """As in a process that was stopped: its next caller asks the server for a lease of its own."""
+    lease, waiting = await held_with_one_waiting(mode.interlock(), ttl=30)
+    hold = lease._grant.hold
+    hold.deadline = lease._core.runtime.now() + left * hold.ttl
+    assert await lease.release()
+    following = await waiting
+    assert (following.token == lease.token) is passes
+    await following.release()
+
+
+@rule(2)
 async def test_a_crowd_lets_another_process_in_within_its_budget(mode):
     """By sections, not by time: what passes on after the server's word that others wait is reserved already."""
     crowd, other = mode.interlock(), mode.interlock()

@@ -17,6 +17,7 @@ CORE, BOOK, RENEWAL, GRANT = "_client/acquiring.py", "_client/book.py", "_client
 COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo.py"
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/server_history.py"
 LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
+EXECUTE, GIVING_UP = "conformance/test_execute.py", "conformance/test_giving_up.py"
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
 PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
@@ -503,6 +504,11 @@ KNOWN: Final = (
         ),
     ),
     Plant(
+        "a cohort passes on a lease with less than half of its ttl left",
+        (Change(COHORT, "            and hold.deadline - now >= hold.ttl / 2\n", ""),),
+        (Tests(("conformance/test_cohorts.py",), "half_of_its_ttl"), Walk(("model/test_cohort.py",))),
+    ),
+    Plant(
         "a cohort passes on over its budget",
         (
             Change(
@@ -612,7 +618,28 @@ KNOWN: Final = (
     Plant(
         "an execute without the lease",
         (Change(QUEUE, "if not is_holder then return {NOT_FOUND} end", ""),),
-        (Simulator("cancel"),),
+        (Simulator("cancel"), Tests((EXECUTE,))),
+    ),
+    Plant(
+        "an execute while anybody holds the lock",
+        (Change(LOCK, "execute_command(call('GET', LOCK) == token)", "execute_command(call('EXISTS', LOCK) == 1)"),),
+        (Tests((EXECUTE,), "another and not semaphore"),),
+    ),
+    Plant(
+        "an execute while anybody has a permit",
+        (
+            Change(
+                PERMITS,
+                "execute_command(permits and is_holder(token) and not reason)",
+                "execute_command(call('EXISTS', HOLDERS) == 1)",
+            ),
+        ),
+        (Tests((EXECUTE,), "semaphore or reader or writer"),),
+    ),
+    Plant(
+        "an execute under a permit that is revoked",
+        (Change(PERMITS, "is_holder(token) and not reason)", "is_holder(token))"),),
+        (Tests((EXECUTE,), "revoked"),),
     ),
     Plant(
         "a record for ever",
@@ -632,6 +659,42 @@ KNOWN: Final = (
             for file in (LOCK, LOCK_PLAIN_CASES)
         ),
         (Simulator("pause"),),
+    ),
+    Plant(
+        "a quorum renews with one vote less than a majority",
+        (
+            Change(
+                "_servers/quorum_votes.py", "    if held >= votes.majority:\n", "    if held >= votes.majority - 1:\n"
+            ),
+        ),
+        (Tests(("topologies/test_quorum.py",), "majority_is_reported"),),
+    ),
+    Plant(
+        "a waiter of a lock stays in the queue when its caller has left",
+        (Change(LOCK, "  if has_queue_or_tombstones then dequeue(token) end\n  if holder", "  if holder"),),
+        (Tests((GIVING_UP,), "lock and not rwlock or election"),),
+    ),
+    Plant(
+        "a waiter for a permit stays in the queue when its caller has left",
+        (
+            Change(
+                PERMITS,
+                "  dequeue(token)\n  local _, _, _, reason = read_share(token)\n",
+                "  local _, _, _, reason = read_share(token)\n",
+            ),
+        ),
+        (Tests((GIVING_UP,), "semaphore or reader or writer"),),
+    ),
+    Plant(
+        "nobody undoes what a caller that leaves has queued",
+        (
+            Change(
+                CORE,
+                "undone = self.undo.add(attempt) if may_have_left or not isinstance(error, LockError) else None",
+                "undone = None",
+            ),
+        ),
+        (Tests((GIVING_UP,)),),
     ),
     Plant(
         "a majority of half the servers",

@@ -271,18 +271,25 @@ async def test_renewals_go_on_with_a_minority_away(mode, servers):
 
 
 @rule(6)
-async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, servers):
+@pytest.mark.parametrize("lost", [0, 1, 2])
+async def test_the_loss_of_the_majority_is_reported_as_a_loss_in_time(mode, servers, lost):
+    """Of two servers so many have lost the key, and the others are away. The third one renews all the time."""
     lease = await quorum(mode, servers).lock("a", ttl=4).acquire()
-    servers.nodes[0].pause()
-    servers.nodes[1].pause()
-    await until(lambda: lease.state == LeaseState.JEOPARDY)
+    await until(lambda: held(servers) == [lease.token] * 3)
+    for node in servers.nodes[lost:2]:
+        node.pause()
+    for node in servers.nodes[:lost]:
+        ask(node, "DEL", "lock:a")
+    if lost < 2:  # no majority has lost it
+        await until(lambda: lease.state == LeaseState.JEOPARDY)
     deadline = lease._grant.hold.deadline
     await until(lease.lost.is_set)
     assert lease._core.runtime.now() < deadline + SLACK
+    assert lease._grant.hold.deadline == deadline
     with pytest.raises(LeaseLost):
         lease.ensure()
-    servers.nodes[0].resume()
-    servers.nodes[1].resume()
+    for node in servers.nodes[lost:2]:
+        node.resume()
 
 
 @rule(6)
