@@ -565,6 +565,14 @@ def test_a_short_history_breaks_no_promise(topology, tmp_path):
     pytest.fail(f"hardly anything has happened: {counts}")
 
 
+@pytest.mark.rule(3, 6)
+@pytest.mark.parametrize("topology", ["single", "sentinel"])
+def test_a_history_in_which_all_connections_fall_silent_breaks_no_promise(topology, tmp_path):
+    verdict = played(SHORT.but(topology=topology, faults=("silence",), phases=(), seconds=4.0, seed=5), tmp_path)
+    assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+    assert verdict.counts["fault: silence"]
+
+
 BEHIND_LINES = Settings(phases=("late-reply",), tls=False, seed=3, max_ttl=1.0)
 
 

@@ -135,6 +135,13 @@ def line_frozen(run: Controller, random: Random) -> str:
     return ""
 
 
+def silence(run: Controller, random: Random) -> str:
+    """As `line_frozen`, of all lines at once: no connection to any server works any more, and new ones do."""
+    for line in run.rig.lines:
+        line.freeze()
+    return ""
+
+
 def line_refused(run: Controller, random: Random) -> str:
     """All connections of a line end, and new ones end at once, for a while."""
     line, seconds = random.choice(run.rig.lines), random.uniform(0.05, 1.0)
@@ -380,6 +387,7 @@ LINED: Final = {
     "line-cut": line_cut, "line-held": line_held, "line-frozen": line_frozen, "line-refused": line_refused,
     "replies-lost": replies_lost,
 }  # fmt: skip
+SILENCE: Final = {"silence": silence}  # on any topology that has lines
 SERVERS: Final = {
     "single": {
         "server-stop": server_stop, "restart-killed": restart_killed, "restart-shut-down": restart_shut_down,
@@ -396,9 +404,12 @@ SERVERS: Final = {
     },
     "quorum": {"server-stop": server_stop, "member-killed": member_killed, "majority-stopped": majority_stopped},
 }  # fmt: skip
-NAMES: Final = tuple(dict.fromkeys([*WORKERS, *CLIENTS, *LINED, *(name for each in SERVERS.values() for name in each)]))
+NAMES: Final = tuple(
+    dict.fromkeys([*WORKERS, *CLIENTS, *LINED, *SILENCE, *(name for each in SERVERS.values() for name in each)])
+)
 
 
 def of(topology: str) -> dict[str, Any]:
     """The faults that this topology has, by name."""
-    return {**WORKERS, **CLIENTS, **SERVERS[topology], **(LINED if topology in {"single", "quorum"} else {})}
+    lined = LINED | SILENCE if topology in {"single", "quorum"} else SILENCE
+    return {**WORKERS, **CLIENTS, **SERVERS[topology], **lined}

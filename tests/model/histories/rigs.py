@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from model.histories.settings import Settings
 
 TLS_SERVER: Final = "redis-7.0"  # the only binary that was built with TLS
-LINES: Final = ("line-cut", "line-held", "line-frozen", "line-refused", "replies-lost")  # faults of a Line
+LINES: Final = ("line-cut", "line-held", "line-frozen", "line-refused", "replies-lost", "silence")  # faults
 HEALING: Final = 40.0  # seconds that servers may take to agree again
 
 
@@ -178,7 +178,7 @@ class Rig:
     helpers: Sequence[str] = ("queue", "waiters")  # the companions of a lock that a fault may delete
     patience = 5.0  # seconds that a server may be away before a release raises Unavailable
     grace = 0.0  # seconds by which a quarantine may be longer than max_ttl
-    lacks: Sequence[str] = ()  # faults that can't strike here
+    lacks: Sequence[str]  # faults that can't strike here
     stepped = False  # whether the clock of a server is stepped in this history
 
     def __init__(self, settings: Settings, directory: Path) -> None:
@@ -191,6 +191,7 @@ class Rig:
         self.group: Any = None
         self.lined = settings.needs_lines and self.tls is None
         self.lines: list[Line] = []  # one in front of each of `nodes`, or none
+        self.lacks = () if self.lined else LINES
 
     @property
     def target(self) -> str | list[str]:
@@ -336,7 +337,7 @@ class Sharded(Rig):
         super().__init__(settings, directory)
         wired = not self.tls  # the wires between nodes carry no TLS
         self.group = Cluster(self.kind, shards=3, replicas=1, wired=wired, tls=self.tls)
-        self.lacks = () if wired else ("partition",)
+        self.lacks = (*self.lacks, *(() if wired else ("partition",)))
 
     def await_primary(self, old: Node, key: str, timeout: float) -> Node:
         """See WithSentinels."""

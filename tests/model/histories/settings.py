@@ -69,7 +69,7 @@ class Settings:
     @property
     def needs_lines(self) -> bool:
         """Whether proxies must stand between the workers and the servers."""
-        return bool({*(self.phases or ())} & {*LINED_PHASES})
+        return bool({*(self.phases or ())} & {*LINED_PHASES}) or "silence" in (self.faults or ())
 
     @property
     def used_kinds(self) -> tuple[str, ...]:
