@@ -233,6 +233,15 @@ def test_a_later_grant_with_a_lower_fence_is_seen():
     assert broken(hold("x", 1.0, fence=5, token="t"), hold("y", 2.0, fence=5, token="t")) == [], "one lease, seen twice"
 
 
+@pytest.mark.rule(11)
+def test_a_child_that_gets_what_its_parent_holds_is_seen():
+    child = {"t": 1.2, "p": "p0t-f1", "e": "inherited", "h": "x", "passed": False, "ours": False, "error": ""}
+    assert broken(hold("x", 1.0, [1.1]), child) == []
+    assert broken(hold("x", 1.0, [1.1]), child | {"passed": True}) == ["inherited"]
+    assert broken(hold("x", 1.0, [1.1]), child | {"ours": True}) == ["inherited"]
+    assert broken(hold("x", 1.0, [1.1]), child | {"ours": None, "error": "RuntimeError()"}) == ["inherited"]
+
+
 def test_an_rlock_that_is_entered_again_has_one_lease():
     again = {"t": 1.2, "p": "p0t", "e": "nested", "h": "x", "token": "x", "fence": 1}
     assert broken(hold("x", 1.0, fence=1), again) == []
@@ -571,6 +580,20 @@ def test_a_history_in_which_all_connections_fall_silent_breaks_no_promise(topolo
     verdict = played(SHORT.but(topology=topology, faults=("silence",), phases=(), seconds=4.0, seed=5), tmp_path)
     assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
     assert verdict.counts["fault: silence"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_child_of_a_fork_without_hooks_is_a_process_of_its_own(mode, tmp_path):
+    """What it gets of interlock is not judged here."""
+    forks = SHORT.but(forks=True, faults=(), phases=(), modes=(mode,), seconds=4.0, pace=0.4, seed=5)
+    assert played(forks, tmp_path).counts["fault: fork"]
+    lines = read(tmp_path)
+    children = {line["child"]: line["pid"] for line in lines if line["e"] == "fork"}
+    started = {line["p"]: line["pid"] for line in lines if line["e"] == "start"}
+    assert children
+    assert children.items() <= started.items()
+    assert not any(lives(pid) for pid in children.values())
+    assert {line["p"] for line in lines if line["e"] == "ask"} & {*children}
 
 
 BEHIND_LINES = Settings(phases=("late-reply",), tls=False, seed=3, max_ttl=1.0)

@@ -11,6 +11,7 @@ at what is left in the servers. The *checker* is a set of pure functions over th
     checker.py   what must hold in a history
     settings.py  what one history is made of; every choice comes from its seed
     worker.py    the program of a worker process
+    hookless.py  the same, if worker processes are forked without Python's hooks
     rigs.py      the servers: single, sentinel, cluster, quorum
     store.py     the data beside the locks, into which sections write with their fences
     faults.py    the faults, each a function with a name

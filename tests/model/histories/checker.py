@@ -417,6 +417,16 @@ def _disturbed(
                 yield Violation("stale write", f"{name}: {text} {hold.fence}) believed", _story(hold, other))
 
 
+def inherited(history: History) -> Iterator[Violation]:
+    """A child of a fork holds nothing of what its parent holds."""
+    for line in history.lines:
+        if line["e"] == "inherited" and (line["passed"] or line["ours"] is not False):
+            hold = history.holds[line["h"]]
+            text = f"for the child {line['p']} the hold {hold.id} of its parent "
+            text += "passed ensure()" if line["passed"] else f"was released: {line['error'] or line['ours']}"
+            yield Violation("inherited", f"{hold.name}: {text}", _story(hold))
+
+
 def nested(history: History) -> Iterator[Violation]:
     """A caller that enters an rlock once more has the same lease and fence, or a newer lease of its owner."""
     for hold in history.judged():
@@ -553,7 +563,7 @@ def leftovers(history: History) -> Iterator[Violation]:
 
 
 CHECKS: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
-    overlaps, outlived, fences, writes, nested, told, releases, cancellations, liveness, errors, leftovers,
+    overlaps, outlived, fences, writes, inherited, nested, told, releases, cancellations, liveness, errors, leftovers,
 )  # fmt: skip
 
 

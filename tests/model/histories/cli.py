@@ -105,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--tls", action=argparse.BooleanOptionalAction, default=None, help="always, or never (the seed decides)"
     )
+    made.add_argument(
+        "--forks", action="store_true", help="fork worker processes without Python's hooks, besides the other faults"
+    )
     made.add_argument("--json", type=Path, help="a file for the sums, as JSON")
     made.add_argument("--report", type=Path, default=None, help="a directory for the lines of all histories")
     return made
@@ -128,6 +131,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 styles=said.styles, modes=MODES if said.mode == "both" else (said.mode,), tls=said.tls,
                 phases=said.phases, max_ttl=said.max_ttl, older=said.older,
                 processes=said.processes, workers=said.workers, pace=said.pace, server=said.server,
+                forks=said.forks,
             )  # fmt: skip
             if settings.used_kinds:
                 _one(settings, home / f"{topology}-{seed}", verdicts, keep=said.report is not None)

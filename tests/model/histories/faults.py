@@ -49,6 +49,14 @@ def stop(run: Controller, random: Random) -> str:
     return f"{worker.name} for {seconds:.2f} s"
 
 
+def fork(run: Controller, random: Random) -> str:
+    """A fork without hooks of a worker process: its child goes on, with the Interlock of the parent."""
+    worker = run.some_worker(random)
+    if worker is None or worker.version:
+        return ""
+    return run.fork(worker, inside=random.random() < 0.7)
+
+
 # What clients meet
 
 
@@ -379,6 +387,7 @@ def _some_replica(run: Controller, random: Random) -> Any:
 
 
 WORKERS: Final = {"kill": kill, "stop": stop}
+FORKS: Final = {"fork": fork}  # only in a history with `forks`
 CLIENTS: Final = {
     "client-kill": client_kill, "client-pause": client_pause, "script-flush": script_flush, "helpers": helpers,
     "revoke": revoke, "revoke-force": revoke_force,
@@ -409,7 +418,7 @@ NAMES: Final = tuple(
 )
 
 
-def of(topology: str) -> dict[str, Any]:
+def of(topology: str, *, forks: bool = False) -> dict[str, Any]:
     """The faults that this topology has, by name."""
     lined = LINED | SILENCE if topology in {"single", "quorum"} else SILENCE
-    return {**WORKERS, **CLIENTS, **SERVERS[topology], **lined}
+    return {**WORKERS, **(FORKS if forks else {}), **CLIENTS, **SERVERS[topology], **lined}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import interlock
 from harness.older import last_of_days, unpacked_source
+from harness.processes import lives
 from harness.topology.group import ask, ask_all
 from interlock._protocol.names import tagged
 from interlock.errors import LockError
@@ -50,6 +51,7 @@ LOOK: Final = 0.5  # seconds between two looks at how long processes waited for 
 LATE: Final = 0.02  # seconds by which such a look is late if it is
 MOST_LATE: Final = 0.8  # of the time: a bound comes nearer on any machine
 STARTING: Final = 30.0  # seconds
+FORKING: Final = 3.0  # seconds within which a worker process forks, if it plays sections
 QUEUED_FOR: Final = 10.0  # seconds for which the server remembers a queue in which nobody lives
 SETTLING: Final = 0.3  # seconds in which what a process gave back at its end is gone from the servers
 LATE_END: Final = 1.0  # seconds by which a lease may last longer in a server than the longest ttl
@@ -105,6 +107,8 @@ class Controller:
         self._wanted = 0  # worker processes that the main thread shall start
         self._number = 0
         self._orders = 0
+        self._forks = 0
+        self._children: dict[str, int] = {}  # of worker processes that were forked: name -> pid
         self._server_fault = threading.Lock()
         self._rests_until = 0.0  # until then other faults strike in place of those of servers
         self.strikers: list[threading.Thread] = []  # the faults that strike now
@@ -162,6 +166,7 @@ class Controller:
         self.over.set()
         for striker in self.strikers:
             striker.join(ENDING)
+        self._end_children(self._children)
         for worker in self.workers:
             with contextlib.suppress(ProcessLookupError):
                 worker.process.kill()
@@ -187,7 +192,8 @@ class Controller:
                 self.pen.write("paused", t=now - late, who=MACHINE, until=now)
             if now > looked + LOOK:
                 with self._lock:
-                    workers = [(worker.name, lateness.grown(worker.process.pid)) for worker in self.workers]
+                    pids = {worker.name: worker.process.pid for worker in self.workers} | self._children
+                workers = [(name, lateness.grown(pid)) for name, pid in pids.items()]
                 nodes = [node for node in self.rig.nodes if node.running] if self._servers_started else []
                 servers = max((lateness.grown(node.pid) for node in nodes), default=0.0)
                 for who, waited in (*workers, (MACHINE, servers)):
@@ -214,10 +220,11 @@ class Controller:
         path = os.pathsep.join(map(str, (self._packages(version), TESTS)))
         if version:
             self.pen.write("older", who=name, version=version)
+        program = "hookless" if self.settings.forks else "worker"
         environment = os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
         with (self.directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", "model.histories.worker", str(self.directory), name],
+                [sys.executable, "-m", f"model.histories.{program}", str(self.directory), name],
                 stdin=subprocess.PIPE, stdout=stderr, stderr=stderr, env=environment,
             )  # fmt: skip
         with self._lock:
@@ -242,7 +249,7 @@ class Controller:
         while waiting := [each for each in waiting if not self._has_started(each)]:
             for worker in waiting:
                 if worker.process.poll() is not None:
-                    raise RuntimeError(f"a worker did not start: {self._stderr(worker)}")
+                    raise RuntimeError(f"a worker did not start: {self._stderr(worker.name)}")
             if left() < 0:
                 raise TimeoutError(f"{len(waiting)} workers did not start within {STARTING:g} s")
             time.sleep(0.02)
@@ -260,8 +267,8 @@ class Controller:
         path = self.directory / f"{worker.name}.jsonl"
         return path.exists() and path.stat().st_size > 0
 
-    def _stderr(self, worker: Worker) -> str:
-        return (self.directory / f"{worker.name}.err").read_text(errors="replace")[-3000:].strip()
+    def _stderr(self, worker: str) -> str:
+        return (self.directory / f"{worker}.err").read_text(errors="replace")[-3000:].strip()
 
     def _look(self) -> None:
         """Note worker processes that ended by themselves, and start others for these and for killed ones."""
@@ -271,7 +278,7 @@ class Controller:
             self.workers = [worker for worker in self.workers if worker not in ended]
         for worker in ended:
             self.pen.write(
-                "died", who=worker.name, text=f"exit status {worker.process.returncode}: {self._stderr(worker)}"
+                "died", who=worker.name, text=f"exit status {worker.process.returncode}: {self._stderr(worker.name)}"
             )
             worker.process.stdin.close()  # type: ignore[union-attr]
         for _ in range(wanted + len(ended)):
@@ -297,10 +304,25 @@ class Controller:
         worker.process.stdin.flush()
         return f"{worker.name}/o{number}"
 
-    def await_line(self, worker: Worker, event: str, hold: str, seconds: float) -> Line | None:
-        """The first line with this event of a hold whose name begins so; None if there is none in time."""
+    def fork(self, worker: Worker, *, inside: bool) -> str:
+        """Fork a worker process without hooks: inside of a section, or between two. Returns what came of it."""
+        with self._lock:
+            self._forks += 1
+            child, where = f"{worker.name}-f{self._forks}", "inside" if inside else "outside"
+        assert worker.process.stdin is not None
+        worker.process.stdin.write(f"fork {child} {where}\n".encode())
+        worker.process.stdin.flush()
+        line = self.await_line(worker, "fork", "child", child, FORKING)
+        if line is None:
+            return f"{worker.name} {where}: not yet"
+        with self._lock:
+            self._children[child] = line["pid"]
+        return f"{child} {where}"
+
+    def await_line(self, worker: Worker, event: str, of: str, name: str, seconds: float) -> Line | None:
+        """The first line with this event of a hold, or another thing, whose name begins so; None if there is none."""
         end, path = time.monotonic() + seconds, self.directory / f"{worker.name}.jsonl"
-        start = b'"e": "' + event.encode() + b'", "h": "' + hold.encode()
+        start = f'"e": "{event}", "{of}": "{name}'.encode()
         while True:
             found = next((line for line in path.read_bytes().split(b"\n")[:-1] if start in line), None)
             if found is not None:
@@ -359,7 +381,10 @@ class Controller:
 
     def _storm(self) -> None:
         """Faults strike at random; in between, one phase after the other plays, alone."""
-        known, end = faults.of(self.settings.topology), time.monotonic() + self.settings.seconds
+        known, end = (
+            faults.of(self.settings.topology, forks=self.settings.forks),
+            time.monotonic() + self.settings.seconds,
+        )
         chosen = {name: fault for name, fault in known.items() if self._has(name)}
         random, strikers = self.random, self.strikers
         number, played, when = 0, 0, time.monotonic() + random.expovariate(1 / self.settings.pace)
@@ -431,7 +456,7 @@ class Controller:
             return self.rig.stepped
         if name in self.rig.lacks:
             return False
-        return self.settings.faults is None or name in self.settings.faults
+        return name in faults.FORKS or self.settings.faults is None or name in self.settings.faults
 
     def _strike(self, name: str, fault: Any, random: Random) -> None:
         servers = self._harms_servers(name)
@@ -489,13 +514,36 @@ class Controller:
                 if not worker.version:
                     self._ended_well.add(str(worker.process.pid))
                 if code:
-                    self.pen.write("died", who=worker.name, text=f"exit status {code}: {self._stderr(worker)}")
+                    self.pen.write("died", who=worker.name, text=f"exit status {code}: {self._stderr(worker.name)}")
+
+        self._drain_children(left)
+
+    def _drain_children(self, left: Callable[[], float]) -> None:
+        """Wait for the children of forks, which end by themselves."""
+        lines = read(self.directory) if self._forks else []
+        stopped = {line["p"] for line in lines if line["e"] == "stop"}
+        children = {line["child"]: line["pid"] for line in lines if line["e"] == "fork"}
+        for child, pid in children.items():
+            while lives(pid) and left() > 0:
+                time.sleep(0.01)
+            if lives(pid):
+                os.kill(pid, signal.SIGUSR1)
+                time.sleep(0.3)
+                self.pen.write("hung", who=child, text=self._stderr(child.partition("-")[0]))
+        self._end_children(children)
+        self._ended_well |= {str(pid) for child, pid in children.items() if child in stopped}
+
+    @staticmethod
+    def _end_children(children: dict[str, int]) -> None:
+        for pid in filter(lives, children.values()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _hung(self, worker: Worker) -> None:
         self._look_for_stretched()
         worker.process.send_signal(signal.SIGUSR1)  # faulthandler says where it stands
         time.sleep(0.3)
-        self.pen.write("hung", who=worker.name, text=self._stderr(worker))
+        self.pen.write("hung", who=worker.name, text=self._stderr(worker.name))
 
     def _look_for_stretched(self) -> None:
         """Note the leases that last longer than any ttl, because the clock was ahead when they were granted.

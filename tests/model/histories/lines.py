@@ -17,6 +17,8 @@
     cancel    s                                     somebody cancelled the task of this section
     end       s, outcome, cancelling, text          the section has ended: the error that came out, or ""
     logged, unhandled   text                        interlock logged an error; an exception reached nobody
+    fork      child, pid                            the process was forked without hooks; the child is a process, too
+    inherited h, passed, ours, error                the child has called ensure() and release() of its parent's lease
     stop                                            the process has ended as it should
 
 The controller writes, as process "controller":
@@ -67,6 +69,10 @@ class Pen:
         line = {"t": clock() if t is None else t, "p": self.process, "e": event, **about}
         if self._file >= 0:
             os.write(self._file, json.dumps(line).encode() + b"\n")
+
+    def go_on_as(self, directory: Path, process: str) -> None:
+        """In the child of a fork: write into a file of its own. The other file is the parent's."""
+        self.__init__(directory, process)  # type: ignore[misc]
 
     def close(self) -> None:
         """Close the file. Later events are lost."""

@@ -256,7 +256,7 @@ def _parts(run: Controller, random: Random) -> tuple[Worker, list[Worker]]:
 def _hold(run: Controller, holder: Worker, turn: Turn, within: float = GRANT) -> float:
     """Let the process acquire once, and wait for the grant: when the process received it."""
     label = run.order(holder, turn)
-    line = run.await_line(holder, "got", f"{label}.0.", within)
+    line = run.await_line(holder, "got", "h", f"{label}.0.", within)
     if line is None:
         raise Absent(f"{holder.name} did not get {turn.names[0]!r}")
     return float(line["t"])

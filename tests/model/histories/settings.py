@@ -47,6 +47,7 @@ class Settings:
     tls: bool | None = None  # None: the seed decides
     pace: float = 0.7  # mean seconds between two faults
     older: tuple[str, ...] | None = None  # commits of versions that some processes run; None: the seed decides
+    forks: bool = False  # whether worker processes are forked without Python's hooks: see hookless.py
     plant: str = ""  # see plants.py
 
     def random(self, *about: object) -> Random:

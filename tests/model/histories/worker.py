@@ -9,6 +9,7 @@ end soon.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import interlock
 import interlock.aio
 from interlock.errors import LeaseLost
+from model.histories import hookless
 from model.histories.lines import Pen, clock
 from model.histories.settings import ALL, LIMIT, Order, Settings, Turn, draw
 from model.histories.store import Store
@@ -39,6 +41,8 @@ DEAF = 3.0  # seconds that a worker waits to hear of a loss that it knows of
 LONGEST = 12.0  # seconds of a body
 SHORTEST = 0.004  # seconds between two looks at the lease, and more in a longer body
 DRAIN = b"drain"
+FORK = b"fork"  # followed by the name of the child, and where: inside of a section, or outside
+LIFE = 90  # seconds, at most, of the child of a fork
 
 
 class BodyError(Exception):
@@ -133,7 +137,12 @@ class Worker:
     async def turns(self) -> None:
         """Sections, one after the other, until the drain."""
         while not self.process.draining:
-            await self._play(draw(self.random, self.process.settings, self.mode.name))
+            self.process.fork_if_wanted("outside")
+            await self.play_one()
+
+    async def play_one(self) -> None:
+        """Play a section, which the seed chooses."""
+        await self._play(draw(self.random, self.process.settings, self.mode.name))
 
     async def obey(self, order: Order) -> None:
         """Play the turn of an order once, or again and again for its time, each time with a body of another length."""
@@ -206,6 +215,8 @@ class Run:
         }  # fmt: skip
 
     def on_lost(self, lease: Any) -> None:
+        if not self.id.startswith(f"{self.process.name}/"):
+            return  # in the child of a fork: the hold is the parent's
         for hold in self.current:
             if self.tokens.get(hold) == getattr(lease, "token", ""):
                 self.pen.write("on_lost", h=hold)
@@ -278,6 +289,7 @@ class Run:
         for hold, (name, weight, limit, group) in zip(holds, parts, strict=True):
             each = lease[name] if several else lease
             self.tokens[hold] = each.token
+            self.process.held[hold] = each
             if weight == limit and not group:  # else another one with a higher fence may write beside it
                 self.writes[hold] = name, each.fence
             self.pen.write("got", h=hold, token=each.token, fence=each.fence)
@@ -292,6 +304,8 @@ class Run:
 
     def each(self, event: str, holds: list[str], **about: Any) -> None:
         for hold in holds:
+            if event == "letting":
+                self.process.held.pop(hold, None)
             self.pen.write(event, h=hold, **about)
 
     @contextlib.contextmanager
@@ -443,6 +457,7 @@ class Run:
                 raise
             for hold in holds:
                 self.pen.write("ok", t=now, h=hold)
+            self.process.fork_if_wanted("inside")
             if random.random() < likely:
                 self.write(holds)
             likely = 0.1
@@ -584,10 +599,13 @@ class Process:
 
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
+        self.directory = directory
         self.settings = Settings.loads((directory / "settings").read_text())
         self.target = json.loads((directory / "target").read_text())
         self.pen = Pen(directory, name)
         self.store = Store(directory)
+        self.held: dict[str, Any] = {}  # the leases of the open holds
+        self.wanted: dict[str, list[str]] = {"inside": [], "outside": []}  # the names of children, by where to fork
         self.draining = False
         self.mode: Any = Asyncio() if name.endswith("a") else Threads()
         self.locks: Any = None
@@ -605,16 +623,85 @@ class Process:
         return made(self.target, max_ttl=self.settings.max_ttl)
 
     def run(self) -> None:
-        imported = str(Path(interlock.__file__).parent)
-        self.pen.write("start", mode=self.mode.name, pid=os.getpid(), imported=imported)
+        self._start()
         if self.mode.name == "asyncio":
             asyncio.run(self._loop())
         else:
             self._threads()
         self.pen.write("stop")
 
+    def _start(self) -> None:
+        imported = str(Path(interlock.__file__).parent)
+        self.pen.write("start", mode=self.mode.name, pid=os.getpid(), imported=imported)
+
+    # The child of a fork
+
+    def fork_if_wanted(self, where: str) -> None:
+        """Fork here, if the controller wants that. The child never returns."""
+        try:
+            name = self.wanted[where].pop()
+        except IndexError:
+            return
+        # Kept to the end of the child: a task that is collected before it is done tells of that.
+        _of_parent = asyncio.all_tasks() if self.mode.name == "asyncio" else set()
+        if pid := hookless.fork(alone=self.mode.name == "asyncio"):
+            self.pen.write("fork", child=name, pid=pid)
+            return
+        code = 1
+        try:
+            signal.alarm(LIFE)
+            self.name, self.wanted = name, {"inside": [], "outside": []}
+            self.pen.go_on_as(self.directory, name)
+            self._start()
+            self.store = Store(self.directory)
+            inherited, self.held = self.held, {}
+            if self.mode.name == "asyncio":
+                asyncio._set_running_loop(None)
+                asyncio.run(self._child(inherited))
+            else:
+                drive(self._child(inherited))
+            code = 0
+        except BaseException as error:
+            self.unhandled(error)
+        finally:
+            os._exit(code)
+
+    async def _child(self, inherited: dict[str, Any]) -> None:
+        """Look at what the parent holds, and play some sections with its Interlock."""
+        if self.mode.name == "asyncio":
+            self._report_errors()
+        for hold, lease in inherited.items():
+            passed, ours, error = True, None, ""
+            try:
+                lease.ensure()
+            except LeaseLost:
+                passed = False
+            try:
+                ours = await self.mode.do(lease.release)
+            except Exception as raised:
+                error = repr(raised)
+            self.pen.write("inherited", h=hold, passed=passed, ours=ours, error=error)
+        worker = Worker(self, "w0")
+        for _ in range(worker.random.randrange(3, 12)):
+            await worker.play_one()
+        if worker.random.random() < 0.5:  # else it ends as a process does that knows nothing of interlock
+            await self.mode.do(self.locks.close)
+            atexit._run_exitfuncs()
+            self.pen.write("stop")
+
+    def _report_errors(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, about: self.unhandled(about.get("exception"), about["message"])
+        )
+
+    # Orders
+
     def _orders(self, line: bytes) -> list[Any]:
         """The coroutines of the workers that obey an order."""
+        if line.startswith(FORK):
+            _, name, where = line.decode().split()
+            self.wanted[where].append(name)
+            return []
         order = Order.loads(line.decode())
         return [Worker(self, f"o{order.number}.{number}").obey(order) for number in range(order.workers)]
 
@@ -638,7 +725,7 @@ class Process:
 
     async def _loop(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, about: self.unhandled(about.get("exception"), about["message"]))
+        self._report_errors()
         self.locks = self.open()
         tasks = [asyncio.ensure_future(Worker(self, f"w{n}").turns()) for n in range(self.settings.workers)]
         rest = b""
