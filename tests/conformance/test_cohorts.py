@@ -69,6 +69,23 @@ async def test_a_lease_passes_on_with_a_fence_of_its_own(mode, clean):
     assert cohort_of(locks) is None
 
 
+@rule(2, 7)
+async def test_each_of_many_sections_of_one_lease_has_a_fence_of_its_own(mode):
+    locks = mode.interlock()
+    lease = await held(locks)
+    waiting = {asyncio.ensure_future(locks.lock("a").acquire()) for _ in range(4)}
+    await until(lambda: in_cohort(locks) == 4)
+    sections = [lease]
+    while waiting:
+        assert await sections[-1].release()
+        (done,), waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        sections.append(done.result())
+    assert await sections[-1].release()
+    fences = [section.fence for section in sections]
+    assert fences == sorted({*fences})
+    assert len({section.token for section in sections}) < len(sections)  # else none has passed on
+
+
 async def passes_on(locks, first: dict, second: dict) -> bool:
     """Whether a lease with these options passes to a caller with those, who stands in the server's queue."""
     lease = await held(locks, **first)

@@ -193,6 +193,26 @@ async def test_a_lease_is_in_jeopardy_while_the_server_is_silent_and_held_again_
     assert await lease.release()
 
 
+@rule(5)
+@pytest.mark.parametrize("what", ["acquire", "extend", "renewal"])
+async def test_a_deadline_counts_from_before_the_request_however_late_the_reply_is(mode, clean, proxy, what):
+    """So the client never relies on its lease for longer than the server keeps it."""
+    locks = mode.interlock(proxy.url, max_ttl=60)
+    await locks.ping()
+    proxy.delay = 0.3 if what == "acquire" else 0.0
+    lease = await locks.lock("a", ttl=3 if what == "renewal" else 30).acquire()
+    hold = lease._grant.hold
+    granted, proxy.delay = hold.deadline, 0.3
+    if what == "extend":
+        await lease.extend(60)
+    await until(lambda: hold.deadline > granted or what == "acquire")
+    deadline = hold.deadline
+    left = clean.pttl("lock:a") / 1000
+    assert deadline <= lease._core.runtime.now() + left + 0.001
+    proxy.delay = 0.0
+    assert await lease.release()
+
+
 @rule(6)
 async def test_a_partition_that_lasts_longer_than_the_ttl_is_reported_as_a_loss(mode, clean, proxy):
     locks = mode.interlock(proxy.url)

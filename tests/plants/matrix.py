@@ -18,6 +18,8 @@ COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/server_history.py"
 LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
 EXECUTE, GIVING_UP = "conformance/test_execute.py", "conformance/test_giving_up.py"
+MESSAGES: Final = ("conformance/test_messages.py",)
+LATE: Final = ("faults/test_network.py",)
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
 PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
@@ -261,7 +263,12 @@ KNOWN: Final = (
                 "                    return reply, self.runtime.now()\n",
             ),
         ),
-        (Simulator("loss", first=400), Simulator("slow link"), Histories("single", (*PHASE_ALONE, "late-reply"))),
+        (
+            Simulator("loss", first=400),
+            Simulator("slow link"),
+            Histories("single", (*PHASE_ALONE, "late-reply")),
+            Tests(LATE, "however_late and acquire"),
+        ),
     ),
     Plant(
         "the deadline counts from between the request and its reply",
@@ -272,7 +279,7 @@ KNOWN: Final = (
                 "                    return reply, (sent + self.runtime.now()) / 2\n",
             ),
         ),
-        (Simulator("loss"),),
+        (Simulator("loss"), Tests(LATE, "however_late and acquire")),
     ),
     Plant(
         "extend() counts from its reply",
@@ -284,17 +291,35 @@ KNOWN: Final = (
                 "        self.book.reschedule(hold)\n",
             ),
         ),
-        (Simulator("slow link"),),
+        (Simulator("slow link"), Tests(LATE, "however_late and extend")),
     ),
     Plant(
         "a renewal counts from its reply",
         (Change(RENEWAL, "hold.extend_deadline(sent, _ttl_ms(", "hold.extend_deadline(now, _ttl_ms("),),
-        (Simulator("slow link"),),
+        (Simulator("slow link"), Tests(LATE, "however_late and renewal")),
     ),
     Plant(
         "nobody looks at the deadline",
         (Change(GRANT, "        if now < hold.deadline:\n", "        if True:\n"),),
-        (Simulator("pause"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
+        (
+            Simulator("pause"),
+            Histories("single", (*PHASE_ALONE, "stopped-holder")),
+            Tests(("faults/test_processes.py",), "stopped_for_longer"),
+        ),
+    ),
+    Plant(
+        "ensure() does not look at the deadline",
+        (
+            Change(
+                "_api/lease.py",
+                "if why := self._grant.reason_ended(self._core.runtime.now()):\n            raise self._grant.error",
+                "if why := self._grant.end_reason:\n            raise self._grant.error",
+            ),
+        ),
+        (
+            Tests(("faults/test_processes.py",), "stopped_for_longer"),
+            Histories("single", (*PHASE_ALONE, "stopped-holder")),
+        ),
     ),
     Plant(
         "no undo on a cancel",
@@ -305,7 +330,7 @@ KNOWN: Final = (
                 "undone = self.undo.add(attempt) if may_have_left and isinstance(error, LockError) else None",
             ),
         ),
-        (Simulator("cancel"),),
+        (Simulator("cancel"), Tests((GIVING_UP,), "is_cancelled")),
     ),
     Plant(
         "the client's clock says when a lease ends (PXAT)",
@@ -341,7 +366,7 @@ KNOWN: Final = (
                 "                subscribed, channel = server.subscription_of(resource.keys[0])\n",
             ),
         ),
-        (Simulator("pause"),),
+        (Simulator("pause"), Tests(("conformance/test_lock.py",), "push_that_arrives")),
     ),
     Plant(
         "a renewal creates the lease again",
@@ -353,7 +378,7 @@ KNOWN: Final = (
                 "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
             ),
         ),
-        (Simulator("pause"),),
+        (Simulator("pause"), Tests(MESSAGES, "creates_no_lease")),
     ),
     Plant(
         "a renewal shortens a lease",
@@ -362,7 +387,7 @@ KNOWN: Final = (
                 LOCK, "if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end", "call('PEXPIRE', lock, ttl)"
             ),
         ),
-        (Simulator("cancel", first=100),),
+        (Simulator("cancel", first=100), Tests(MESSAGES, "shorten")),
     ),
     Plant(
         "a release deletes whoever holds the lock",
@@ -370,12 +395,62 @@ KNOWN: Final = (
             Change(LOCK_PLAIN_CASES, "elseif stored_fence and call('GET', LOCK) == token then", "elseif false then"),
             Change(LOCK, "  if not holder or holder == token or holder == '!' .. token then\n", "  if true then\n"),
         ),
-        (Simulator("cancel"), Histories("single", (*PHASE_ALONE, "stopped-holder"))),
+        (
+            Simulator("cancel"),
+            Histories("single", (*PHASE_ALONE, "stopped-holder")),
+            Tests(MESSAGES, "anybody_else"),
+        ),
     ),
     Plant(
         "no tombstone",
         (Change(LOCK, "if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end", ""),),
-        (Simulator("lossy cancel"),),
+        (Simulator("lossy cancel"), Tests(MESSAGES, "spent")),
+    ),
+    Plant(
+        "no tombstone of a permit",
+        (
+            Change(
+                PERMITS, "  if call('ZSCORE', TOMBSTONES, token) then return {NOT_FOUND} end\n  limit =", "  limit ="
+            ),
+        ),
+        (Tests(MESSAGES, "spent"),),
+    ),
+    Plant(
+        "a release leaves no tombstone",
+        (
+            Change(LOCK, "  add_tombstone(token, tombstone_ttl)\n", ""),
+            Change(PERMITS, "  add_tombstone(token, tombstone_ttl)\n", ""),
+        ),
+        (Tests(MESSAGES, "spent"),),
+    ),
+    Plant(
+        "a client asks for no tombstone, whatever is in doubt",
+        (Change(GRANT, '    return str(int(TOMBSTONE_TTL * 1000)) if attempt.in_doubt else "0"', '    return "0"'),),
+        (Tests(LATE, "late_copy"),),
+    ),
+    Plant(
+        "a renewal of a permit creates the lease again",
+        (
+            Change(
+                PERMITS,
+                "        granted_by = '-'\n        pcall(apply_quarantine)\n      end\n",
+                "        granted_by = '-'\n        pcall(apply_quarantine)\n      end\n"
+                "      call('ZADD', HOLDERS, string.format('%.0f', get_time_ms() + ttl), lease_token)\n"
+                "      extend_keys(get_time_ms() + ttl)\n",
+            ),
+        ),
+        (Tests(MESSAGES, "creates_no_lease"),),
+    ),
+    Plant(
+        "a renewal shortens a permit",
+        (
+            Change(
+                PERMITS,
+                "if tonumber(lease_end) < get_time_ms() + ttl then\n          -- First",
+                "if true then\n          -- First",
+            ),
+        ),
+        (Tests(MESSAGES, "shorten"),),
     ),
     Plant(
         "a fence that another step stores",
@@ -397,12 +472,12 @@ KNOWN: Final = (
     Plant(
         "a fence reserved twice",
         (Change(LOCK, "  fence = first_fence + number - 1\n", "  fence = first_fence\n"),),
-        (Simulator("crowd, no faults"),),
+        (Simulator("crowd, no faults"), Tests(MESSAGES, "nobody_elses")),
     ),
     Plant(
         "a cohort gives one fence to two sections",
         (Change(COHORT, "self._left, self._next = self._left - 1, fence + 1", "self._left = self._left - 1"),),
-        (Simulator("crowd, no faults"),),
+        (Simulator("crowd, no faults"), Tests(("conformance/test_cohorts.py",), "fence_of_its_own")),
     ),
     Plant(
         "the client's clock orders the queue",
@@ -423,7 +498,7 @@ KNOWN: Final = (
     Plant(
         "the newest waiter is the first",
         (Change(QUEUE, "call('ZRANGE', QUEUE, position, position + batch_size - 1)", "call('ZRANGE', QUEUE, -1, -1)"),),
-        (Simulator("no faults"),),
+        (Simulator("no faults"), Tests(MESSAGES, "oldest")),
     ),
     Plant(
         "nobody is woken",
@@ -658,7 +733,7 @@ KNOWN: Final = (
             Change(file, "call('PEXPIRE', LOCK, math.max(pttl, ttl))", "local _ = nil")
             for file in (LOCK, LOCK_PLAIN_CASES)
         ),
-        (Simulator("pause"),),
+        (Simulator("pause"), Tests(MESSAGES, "oldest")),
     ),
     Plant(
         "a quorum renews with one vote less than a majority",
