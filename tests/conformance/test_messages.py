@@ -39,8 +39,9 @@ class Server:
     def send(self, keys, *args):
         return self.client.eval(self.resource.script.source, len(keys), *keys, *args, "")
 
-    def acquire(self, token, *, ttl=TTL_MS, max_waiters="inf"):
-        args = (ttl, min(ttl, HANDOVER_MS), 0, "-", max_waiters, *self.resource.acquire_args)
+    def acquire(self, token, *, ttl=TTL_MS, max_waiters="inf", channel="-"):
+        subscribed = int(channel != "-")
+        args = (ttl, min(ttl, HANDOVER_MS), subscribed, channel, max_waiters, *self.resource.acquire_args)
         self.reply = self.send(self.resource.keys, "acquire", token, *args)
         return self.reply[0]
 
@@ -133,6 +134,18 @@ def test_the_oldest_waiter_gets_a_short_lease_until_it_confirms(at):
     assert at.left(B) > TTL_MS / 2
     assert at.release(B)
     assert 0 < at.left(C) < 2 * HANDOVER_MS
+
+
+@rule(3)
+def test_a_handover_wakes_its_waiter(at):
+    with at.client.pubsub() as pubsub:
+        pubsub.subscribe("waiters")
+        assert pubsub.get_message(timeout=30)["type"] == "subscribe"
+        assert at.acquire(A) == GRANTED
+        if at.acquire(B, channel="waiters") == BUSY:
+            pytest.skip("nobody waits for a run")
+        assert at.release(A)
+        assert pubsub.get_message(timeout=30)["data"] == f"granted {B}".encode()
 
 
 @rule(7)

@@ -148,7 +148,7 @@ def test_the_command_line(capsys, tmp_path, monkeypatch):
     assert main(["--list", "--net", "walk"]) == 0
     assert "unit walk" in capsys.readouterr().out
     assert main(["--only", "no such plant"]) == 2
-    assert main(["--only", "nobody is woken", "--jobs", "1"]) == 0
+    assert main(["--only", "nobody is woken", "--net", "simulator", "--jobs", "1"]) == 0
     assert "caught after" in capsys.readouterr().out
     assert [each["caught"] for each in json.loads((tmp_path / "results.json").read_text()).values()] == [True]
-    assert main(["--only", "nobody is woken", "--missing"]) == 2
+    assert main(["--only", "nobody is woken", "--net", "simulator", "--missing"]) == 2

@@ -503,7 +503,7 @@ KNOWN: Final = (
     Plant(
         "nobody is woken",
         (Change(QUEUE, "  publish(channel, 'granted ' .. waiter)\nend", "end"),),
-        (Simulator("no faults"),),
+        (Simulator("no faults"), Tests(MESSAGES, "wakes")),
     ),
     Plant(
         "dead waiters keep their turn",
