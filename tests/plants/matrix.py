@@ -581,6 +581,8 @@ KNOWN: Final = (
     Plant(
         "a cohort passes on a lease with less than half of its ttl left",
         (Change(COHORT, "            and hold.deadline - now >= hold.ttl / 2\n", ""),),
+        # No history can see it. The fences of a section are at most 0.1 s old, or its caller asks the server for more
+        # before it begins, and the answer lengthens the lease to its ttl, or says that it has ended.
         (Tests(("conformance/test_cohorts.py",), "half_of_its_ttl"), Walk(("model/test_cohort.py",))),
     ),
     Plant(
