@@ -582,11 +582,13 @@ def test_a_history_in_which_all_connections_fall_silent_breaks_no_promise(topolo
     assert verdict.counts["fault: silence"]
 
 
+@pytest.mark.rule(11)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_child_of_a_fork_without_hooks_is_a_process_of_its_own(mode, tmp_path):
-    """What it gets of interlock is not judged here."""
     forks = SHORT.but(forks=True, faults=(), phases=(), modes=(mode,), seconds=4.0, pace=0.4, seed=5)
-    assert played(forks, tmp_path).counts["fault: fork"]
+    verdict = played(forks, tmp_path)
+    assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+    assert verdict.counts["fault: fork"]
     lines = read(tmp_path)
     children = {line["child"]: line["pid"] for line in lines if line["e"] == "fork"}
     started = {line["p"]: line["pid"] for line in lines if line["e"] == "start"}
