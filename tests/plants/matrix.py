@@ -669,8 +669,8 @@ KNOWN: Final = (
             Change("_client/retries.py", "            if self.closed or not KNOWN[0]:\n", "            if False:\n"),
             Change(
                 CORE,
-                "            if self.requests.closed or not KNOWN[0]:  # close()",
-                "            if False:  # close()",
+                "undoes the attempt.\n            if self.requests.closed or not KNOWN[0]:\n",
+                "undoes the attempt.\n            if False:\n",
             ),
         ),
         (Tests(("faults/test_forks.py",), "handler"),),

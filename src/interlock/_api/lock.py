@@ -42,6 +42,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
     _lease_of: Callable[[Core, Grant], LeaseT]
     """Makes the lease of a grant, and remembers the lease if callers may re-enter it, before the caller gets it."""
     _is_reentrant: ClassVar[bool] = False
+    _asks_by_caller: ClassVar[bool] = False
+    """Whether what it asks for depends on what its caller holds: then `_to_request` says it."""
 
     @made_by_interlock
     def __init__(self, interlock: Any, resource: Resource, options: AcquireOptions) -> None:
@@ -58,7 +60,8 @@ class LockableCore(NamedCore[StateT], Generic[StateT, LeaseT]):
         except ConfigError as error:  # it is closed
             raise self._about_this(error) from None
         timeout = options.timeout if isinstance(timeout, Unset) else timeout_of(timeout, self._primitive)
-        lease: LeaseT = await core.acquire(core.attempt(self._to_request(), options, timeout, self._lease_of))
+        resource = self._to_request() if self._asks_by_caller else self._primitive
+        lease: LeaseT = await core.acquire(core.attempt(resource, options, timeout, self._lease_of))
         return lease
 
     async def _try_acquire(self) -> LeaseT | None:

@@ -72,6 +72,7 @@ class RWSideCore(PermitsCore[LeaseT]):
 
     __slots__ = ()
     _init_advice = "An Interlock makes it, as in Interlock(url).rwlock(name).read()"
+    _asks_by_caller = True
     _lease_type: Callable[[Core, Grant], LeaseT]
 
     def _to_request(self) -> Resource:

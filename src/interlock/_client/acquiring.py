@@ -416,9 +416,8 @@ class Core:
             # The push of a revocation may have arrived before the reply that grants the lease.
             if why := self.book.early_revocations.get(attempt.token):
                 raise grant.error(f"it was revoked: {why}")
-            if (
-                self.requests.closed or not KNOWN[0]
-            ):  # close() may not have seen this lease: the caller undoes the attempt
+            # close() may not have seen this lease: the caller undoes the attempt.
+            if self.requests.closed or not KNOWN[0]:
                 raise self.requests.over_error(attempt.resource)
             if attempt.is_queued:
                 self.waiters.unregister(attempt)
