@@ -31,7 +31,7 @@ PASSED_OVER: Final = {
     "Attempt": {"place", "caller", "observation", "waits_since", "look_at", "resource", "busy", "make_lease"},
     "Core": {"say_more", "all_waits", "caller", "server", "runtime", "process_id", "try_for", "frames_to_user"},
     "Grant": {"since"},
-    "Lease": {"_core"},
+    "Lease": {"_made_by"},
     "Pool": {"tasks", "address", "push_handler", "sent", "silence", "listens"},
     "Proofs": {"runtime", "find_least_ttl"},
     "LeaseEnds": {"runtime", "reports", "points", "wake_renewer_at", "on_tick"},
@@ -42,7 +42,7 @@ PASSED_OVER: Final = {
     "Undo": {"server", "runtime", "wake_at"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
     "Cohorts": {"runtime", "book", "wake_at", "pass_on"},
-    "Worker": {"runtime", "name", "is_closed", "start_others", "task", "called_for"},
+    "Worker": {"runtime", "name", "requests", "start_others", "task", "called_for"},
     "_OneServer": {"address", "display_url", "retry_for", "can_fail_over", "runtime", "primacy"},
 }  # fmt: skip
 _fields: dict[type, tuple[str, ...]] = {}
