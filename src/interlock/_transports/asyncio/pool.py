@@ -48,6 +48,7 @@ class AsyncioPool:
         self._connecting: asyncio.Task[AsyncioConnection] | None = None
         self._spares: list[AsyncioConnection] = []  # exclusive connections that no caller uses
         self._wanted: dict[str, None] = {}  # channels
+        self.subscribed: set[str] = set()  # the channels in effect, on the connection of all tasks
         self._listener: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Future[Any]] = set()
         self._closed = False
@@ -159,8 +160,9 @@ class AsyncioPool:
     # Opening
 
     async def _connect(self) -> AsyncioConnection:
-        connection = self._connection = await self._open()
-        connection.wanted = self._wanted
+        connection = await self._open()
+        connection.wanted, self.subscribed = self._wanted, connection.subscribed
+        self._connection = connection
         for channel in list(self._wanted):
             connection.subscribe(channel)
         return connection
@@ -218,11 +220,6 @@ class AsyncioPool:
         return connection
 
     # The subscription
-
-    @property
-    def subscribed(self) -> set[str]:
-        """See ConnectionPool."""
-        return self._connection.subscribed if self._connection is not None else set()
 
     def subscribe(self, channel: str) -> None:
         """See ConnectionPool. The first call starts the listener task."""
