@@ -42,6 +42,7 @@ class Proxy:
         self.pairs: dict[socket.socket, socket.socket] = {}
         self.servers: set[socket.socket] = set()
         self.frozen: set[socket.socket] = set()
+        self.withheld: dict[socket.socket, bytes] = {}
         self.delay = 0.0  # seconds before each reply
         self.doomed: dict[socket.socket, int] = {}
         self.lock = threading.RLock()
@@ -90,6 +91,15 @@ class Proxy:
         """Let every open connection be dead from now on, without a sign: as when a firewall forgot them."""
         with self.lock:
             self.frozen |= set(self.pairs)
+
+    def deliver_late(self) -> bytes:
+        """Give the server now what clients have sent over frozen connections. Returns that."""
+        with self.lock:
+            for client, data in self.withheld.items():
+                self._send(self.pairs[client], data)
+            late = b"".join(self.withheld.values())
+            self.withheld.clear()
+        return late
 
     def _server(self) -> str:
         return str(self.target() if callable(self.target) else self.target)
@@ -141,6 +151,8 @@ class Proxy:
         if one in self.frozen:
             if not data:
                 self.selector.unregister(one)
+            elif one not in self.servers:
+                self.withheld[one] = self.withheld.get(one, b"") + data
         elif not data:
             self._close(one)
         elif one in self.servers:

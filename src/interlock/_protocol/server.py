@@ -164,8 +164,8 @@ class Server(Protocol):
     def send(self, message: Message) -> SentCall | None:
         """Send one script call at once, and wait for nothing.
 
-        Returns None, having sent nothing, if no connection is idle, or if only a wait would show that it leads to the
-        primary. Raises nothing for a broken connection: the error is then the reply.
+        Returns None, having sent nothing, if no connection is idle, or if only a wait would show that it lives, or
+        leads to the primary. Raises nothing for a broken connection: the error is then the reply.
         """
         ...
 

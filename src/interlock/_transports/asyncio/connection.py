@@ -12,6 +12,7 @@ from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import TRUSTED_FOR
 from interlock._transports.connections import NO_STAMP, PendingReplies
+from interlock._transports.idle import IDLE_AFTER, PING_AFTER, PING_ANSWER_WITHIN, answer_by
 from interlock._transports.pushes import check_subscribe_reply, subscribe_commands, take_push
 from interlock._transports.resp import PING, WAITING, Push, reader
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 WRITE_BATCH: Final = 16
 # Seconds without a byte from the server, after which a call that times out ends the connection.
 SILENCE_LIMIT: Final = 0.9
-PING_AFTER: Final = 5.0  # seconds without a message after which the connection sends PING
 
 
 class Owner(Protocol):
@@ -64,7 +64,8 @@ class AsyncioConnection(asyncio.Protocol):
         self._reader = reader()
         self._expecting: deque[asyncio.Future[Any] | PendingReplies] = deque()
         self._outgoing: list[bytes] = []
-        self._silent_since = self.loop.time()
+        self._silent_since = now()
+        self._ping: asyncio.Future[Any] | None = None  # the newest PING, answered or not
         self._timer = self.loop.call_later(self.timeout, self._watch)
 
     # Commands and replies
@@ -104,7 +105,10 @@ class AsyncioConnection(asyncio.Protocol):
         if self.broken is not None:
             raise Disconnected(str(self.broken), sent=False)
         if not self._expecting:
-            self._silent_since = self.loop.time()  # the wait for a reply begins now
+            sent = now()
+            idle_for, self._silent_since = sent - self._silent_since, sent  # the wait for a reply begins now
+            if idle_for > IDLE_AFTER:  # a subscription, or a vote: nothing else is sent before the answer
+                self._send_ping()
         try:
             if number == 1:
                 self._expecting.append(reply)
@@ -135,7 +139,7 @@ class AsyncioConnection(asyncio.Protocol):
         if self.broken is not None:  # after an interrupt the futures of the row may not match the replies
             return
         try:
-            self._silent_since, self.stamp.answered_at = self.loop.time(), now()
+            self._silent_since = self.stamp.answered_at = now()
             reader, row = self._reader, self._expecting
             reader.feed(data)
             while (reply := reader.gets()) is not WAITING:
@@ -165,6 +169,38 @@ class AsyncioConnection(asyncio.Protocol):
             reply = self.loop.create_future()
             reply.add_done_callback(answered)
             self._send(command, reply)
+
+    # Idle connections: see `_transports.idle`
+
+    def is_idle(self) -> bool:
+        """Whether the server must answer a PING before the next request: one is sent already, or nothing for long."""
+        if self._expecting:
+            return self._ping is not None and not self._ping.done()
+        return now() - self._silent_since > IDLE_AFTER
+
+    async def is_alive(self, until: float) -> bool:
+        """Whether the server answers a PING over this idle connection. Ends the connection if not.
+
+        Raises Disconnected if the call has too little time to tell.
+        """
+        ping, by = self._send_ping(), answer_by(until)
+        await asyncio.wait([ping], timeout=max(0.001, min(by, until) - now()))
+        if not ping.done():
+            if until < by:  # too little time to tell: other tasks use the connection, too
+                raise Disconnected("no answer to a PING in time", sent=False, timed_out=True)
+            self.fail_silent()
+        return self.broken is None
+
+    def _send_ping(self) -> asyncio.Future[Any]:
+        """Send PING, unless one is unanswered. Returns the future of its answer."""
+        if self._ping is None or self._ping.done():
+            self._ping = self.loop.create_future()
+            self._send(PING, self._ping)
+        return self._ping
+
+    def fail_silent(self) -> None:
+        """End the connection, which was idle, and may be dead."""
+        self.fail(Disconnected("no answer to a PING", sent=True, stale=True, timed_out=True))
 
     # Trust: see `_quarantine.primacy`
 
@@ -211,7 +247,7 @@ class AsyncioConnection(asyncio.Protocol):
         if not reply.done():
             why = Disconnected("no answer in time", sent=True, timed_out=True)
             reply.set_exception(why)
-            if self.loop.time() - self._silent_since >= SILENCE_LIMIT:
+            if now() - self._silent_since >= SILENCE_LIMIT:
                 self.fail(why)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -249,13 +285,17 @@ class AsyncioConnection(asyncio.Protocol):
             self.ended.set_result(None)
 
     def _watch(self) -> None:
-        """Send PING after `PING_AFTER` of silence; end the connection if a reply is missing for `timeout`."""
+        """Send PING after `PING_AFTER` of silence; end the connection if its answer, or another one, is missing."""
         if self.broken is not None:
             return
-        silence = self.loop.time() - self._silent_since
-        if self._expecting and silence >= self.timeout:
+        silence = now() - self._silent_since
+        if not self._expecting:
+            if silence >= PING_AFTER:
+                self._send_ping()
+        elif silence >= self.timeout:
             self.fail(Disconnected(f"no answer within {self.timeout:.3g} s", sent=True, timed_out=True))
             return
-        if not self._expecting and silence >= PING_AFTER:
-            self._send(PING, self.loop.create_future())
+        elif silence >= PING_ANSWER_WITHIN and self.is_idle():
+            self.fail_silent()
+            return
         self._timer = self.loop.call_later(self.timeout / 4, self._watch)

@@ -43,6 +43,7 @@ class AsyncioPool:
         self.runtime = runtime
         self.loop = runtime.loop
         self._can_fail_over = address.can_fail_over
+        self._takes_idle = address.votes  # see rule (c) of `idle`
         self.push_handler: PushHandler
         self._connection: AsyncioConnection | None = None
         self._connecting: asyncio.Task[AsyncioConnection] | None = None
@@ -65,6 +66,8 @@ class AsyncioPool:
         connection = self._connection
         if connection is None or connection.broken is not None or self._can_fail_over:
             return None
+        if connection.is_idle() and not self._takes_idle:
+            return None
         return connection
 
     async def checkout(self, until: float) -> AsyncioConnection:
@@ -76,7 +79,7 @@ class AsyncioPool:
                 if self._connecting is None or self._connecting.done():
                     self._connecting = self._task(self._connect(), "interlock-connect")
                 connection = await self._in_time(self._connecting, until)
-            if await self._is_trusted(connection, asked_at, until):
+            if await self._is_usable(connection, asked_at, until):
                 return connection
 
     async def checkout_exclusive(self, until: float) -> AsyncioConnection:
@@ -88,7 +91,7 @@ class AsyncioPool:
             with contextlib.suppress(IndexError):  # another task took the connection
                 connection = self._spares.pop()
                 try:
-                    if await self._is_trusted(connection, asked_at, until):
+                    if await self._is_usable(connection, asked_at, until):
                         return connection
                 except BaseException:
                     self._spares.append(connection)
@@ -100,6 +103,15 @@ class AsyncioPool:
             connection.fail(Disconnected("closed", sent=False))
         else:
             self._spares.append(connection)
+
+    async def _is_usable(self, connection: AsyncioConnection, asked_at: float, until: float) -> bool:
+        """Whether the server answers over this connection, and is still the same primary."""
+        if connection.broken is None and connection.is_idle() and not await connection.is_alive(until):
+            for other in (*self._spares, self._connection):
+                if other is not None and other.broken is None and other.is_idle():
+                    other.fail_silent()
+            return False
+        return await self._is_trusted(connection, asked_at, until)
 
     async def _is_trusted(self, connection: AsyncioConnection, asked_at: float, until: float) -> bool:
         """Whether the connection still leads to the same primary with the same data.

@@ -94,8 +94,8 @@ class BlockingConnection:
         self.timeout = address.timeout
         self.fresh = True
         self.is_counted = False  # whether it counts for `max_connections`
-        # When the last request was sent that was answered. `BlockingPool.checkout` notes the time before the reply: a
-        # connection that gets no reply is not used again.
+        # When the last request was sent that was answered. The pool notes the time before the reply: a connection that
+        # gets no reply is not used again.
         self.last_answered_sent = 0.0
         self.named: NamedPrimary = self._redis_connection.named
         self.stamp = NO_STAMP
@@ -166,6 +166,11 @@ class BlockingConnection:
             if len(data) == 65536 and until != FOREVER:
                 self._set_timeout(until)  # a long reply: each part gets only the time that is left
         return reply
+
+    def limit(self, seconds: float) -> None:
+        """Let each answer from now on take at most so many seconds."""
+        self.timeout = seconds
+        self._set_timeout(FOREVER)
 
     def _set_timeout(self, until: float) -> None:
         """Limit each send and receive from now on: to the time until then, and at most to `timeout`."""

@@ -25,7 +25,8 @@ from interlock._transports.blocking.connection import BlockingConnection
 from interlock._transports.blocking.runtime import AutoResetEvent
 from interlock._transports.blocking.subscription import Subscription
 from interlock._transports.handshake import is_same_primary
-from interlock._transports.resp import REPLICATION
+from interlock._transports.idle import IDLE_AFTER, answer_by
+from interlock._transports.resp import PING, REPLICATION
 from interlock.errors import LockError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class BlockingPool:
         self.push_handler: PushHandler
         self.closed = False
         self._can_fail_over = address.can_fail_over
+        self._takes_idle = address.votes  # see rule (c) of `idle`
         self._start()
 
     def _start(self) -> None:
@@ -93,6 +95,12 @@ class BlockingPool:
             connection = self.idle.pop()
         except IndexError:
             return None
+        asked_at = now()
+        if asked_at - connection.last_answered_sent > IDLE_AFTER and not self._takes_idle:
+            self.idle.append(connection)  # `checkout` asks whether it lives
+            self.wake_one()
+            return None
+        connection.last_answered_sent = asked_at
         return connection
 
     async def checkout(self, until: float) -> BlockingConnection:
@@ -104,17 +112,31 @@ class BlockingPool:
             connection = None
         if connection is None:  # not in the handler of the IndexError, which would then stand in a user's traceback
             connection = await self._open_or_wait(until)
-        if self._can_fail_over:
-            asked_at = now()
-            if asked_at - connection.last_answered_sent > TRUSTED_FOR and not await self._is_still_primary(
-                connection, until
-            ):
-                self.drop_all()
-                return await self.checkout(until)  # which asks again about a connection that another thread gave back
-            connection.last_answered_sent = asked_at
+        asked_at = now()
+        idle_for = asked_at - connection.last_answered_sent
+        if idle_for > IDLE_AFTER and not await self._is_alive(connection, until):
+            self.close_idle(asked_at - IDLE_AFTER)
+            return await self.checkout(until)  # which asks again about a connection that another thread gave back
+        if self._can_fail_over and idle_for > TRUSTED_FOR and not await self._is_still_primary(connection, until):
+            self.drop_all()
+            return await self.checkout(until)
+        connection.last_answered_sent = asked_at
         return connection
 
     checkout_exclusive = checkout
+
+    @staticmethod
+    async def _is_alive(connection: BlockingConnection, until: float) -> bool:
+        """Whether the server answers a PING over a connection that was idle. Closes the connection if not."""
+        try:
+            await connection.exchange(PING, min(until, answer_by(until)))
+        except Disconnected:
+            connection.close()
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        return True
 
     async def _is_still_primary(self, connection: BlockingConnection, until: float) -> bool:
         """Whether the connection still leads to the same primary with the same data.
@@ -227,11 +249,13 @@ class BlockingPool:
             self._identity = connection.stamp.identity
         return connection
 
-    def close_idle(self) -> None:
-        """Close the connections that no thread uses."""
-        with contextlib.suppress(IndexError):
-            while True:
-                self.idle.pop().close()
+    def close_idle(self, last_sent: float = FOREVER) -> None:
+        """Close the connections that no thread uses, and that have answered no request sent after `last_sent`."""
+        for connection in snapshot(self.idle):
+            if connection.last_answered_sent <= last_sent:
+                with contextlib.suppress(ValueError):  # another thread has taken the connection
+                    self.idle.remove(connection)
+                    connection.close()
 
     def drop_all(self) -> None:
         """Drop all connections: new ones may lead to another server."""

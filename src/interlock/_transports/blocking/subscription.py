@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from interlock._protocol.log import log
 from interlock._protocol.mutex import new_mutex
@@ -12,14 +12,13 @@ from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._transports.blocking.runtime import AutoResetEvent, ThreadRuntime
+from interlock._transports.idle import PING_AFTER, PING_ANSWER_WITHIN
 from interlock._transports.pushes import check_subscribe_reply, next_pause, spread, subscribe_commands, take_push
 from interlock._transports.resp import PING, Push
 
 if TYPE_CHECKING:
     from interlock._protocol.server import PushHandler
     from interlock._transports.blocking.connection import BlockingConnection
-
-PING_AFTER: Final = 5.0  # seconds without a message after which the listener sends PING
 
 
 class Owner(Protocol):
@@ -108,7 +107,7 @@ class Subscription:
 
     def _serve(self, listening: Listening) -> None:
         connection, unanswered = listening.connection, listening.unanswered
-        connection.timeout = PING_AFTER
+        connection.limit(PING_AFTER)
         for channel in list(self.wanted):
             self._subscribe(listening, channel)
         pinged = False
@@ -119,11 +118,14 @@ class Subscription:
                 if pinged or not silence.timed_out:
                     raise
                 pinged = True
+                connection.limit(PING_ANSWER_WITHIN)
                 with self._lock:
                     unanswered.append("")
                     connection.write(PING)
                 continue
-            pinged = False
+            if pinged:
+                pinged = False
+                connection.limit(PING_AFTER)
             if type(reply) is not Push:
                 if channel := unanswered.popleft():  # "" is a PING
                     check_subscribe_reply(reply, channel, self.wanted)
