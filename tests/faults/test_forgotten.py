@@ -7,17 +7,21 @@ Not here: a server that does not answer at all (test_silence.py), connections th
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
+import redis
+import redis.asyncio
 
 import interlock
 from harness.clock import machine_time
-from harness.forgotten import close_forgotten, connections, forget, pools, stay_idle
+from harness.forgotten import close_forgotten, connections, forget, pools, socket_of, stay_idle
+from harness.matrix import NO_CERTIFICATES, has_certificates, required
 from harness.modes import is_subscribed, outcome, subscribe, until
 from harness.topology import Cluster, Independents, Sentinels
 from interlock import LeaseState, Unavailable
 from interlock._protocol.run_to_end import run
-from interlock._protocol.timing import FOREVER
+from interlock._protocol.timing import FOREVER, TOMBSTONE_TTL
 from interlock._transports import idle
 
 rule = pytest.mark.rule
@@ -299,3 +303,57 @@ def shards():
 def three():
     with Independents(number=3) as made:
         yield made
+
+
+# What the kernel does with the sockets
+
+
+def options(connection):
+    """Whether the kernel asks an idle peer of this connection; after how many seconds, how often; and for how long
+    it delivers what the client has sent."""
+    sock = socket_of(connection)
+    return (
+        sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+        *(
+            sock.getsockopt(socket.IPPROTO_TCP, each)
+            for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT, socket.TCP_USER_TIMEOUT)
+        ),
+    )
+
+
+async def connected(mode, target):
+    locks = mode.interlock(target)
+    await (await locks.lock("a").acquire()).release()
+    (pool,) = pools(mode.session(locks))
+    return connections(pool)[0]
+
+
+async def test_the_kernel_asks_after_an_idle_peer_and_delivers_no_request_after_its_tombstone(mode, server):
+    *keepalive, deliver = options(await connected(mode, server.tcp_url))
+    assert keepalive == [1, 30, 5, 3]
+    assert 45_000 <= deliver < TOMBSTONE_TTL * 1000
+
+
+async def test_a_users_client_says_how_the_kernel_asks(mode, server):
+    library = redis if mode.name == "threads" else redis.asyncio
+    mine = library.Redis(port=server.port, socket_keepalive=True, socket_keepalive_options={socket.TCP_KEEPIDLE: 77})
+    none = library.Redis(port=server.port, socket_keepalive=False)
+    mode.clients += [mine, none]
+    assert options(await connected(mode, mine))[:2] == (1, 77)
+    on, *_, deliver = options(await connected(mode, none))
+    assert not on
+    assert deliver  # that is no matter of taste
+
+
+async def test_a_unix_socket_is_left_as_it_is(mode, server):
+    sock = socket_of(await connected(mode, server.url))
+    assert sock.family == socket.AF_UNIX
+    assert not sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+@pytest.mark.runs_on("valkey-9.1", starts="a redis-7.0 that speaks TLS")
+async def test_a_connection_over_tls_has_the_same_options(mode, server_pool):
+    if not has_certificates():
+        required(NO_CERTIFICATES)
+    node = server_pool.node("redis-7.0")
+    assert options(await connected(mode, node.tls_url)) == options(await connected(mode, node.tcp_url))

@@ -16,6 +16,7 @@ from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.asyncio.connection import AsyncioConnection
 from interlock._transports.asyncio.runtime import cancel, end_wait
 from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
+from interlock._transports.idle import set_socket_options
 from interlock._transports.pushes import next_pause, spread
 from interlock._transports.resp import REPLICATION
 
@@ -228,6 +229,7 @@ class AsyncioPool:
         writer: Any = redis_connection._writer
         redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport
+        set_socket_options(writer.transport.get_extra_info("socket"), self.address.parameters)
         writer.transport.set_protocol(connection)
         return connection
 

@@ -16,6 +16,7 @@ from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._transports.connections import NO_STAMP, PendingReplies
 from interlock._transports.handshake import complete_handshake, handshake_commands
+from interlock._transports.idle import set_socket_options
 from interlock._transports.resp import WAITING, reader
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class BlockingConnection:
         self.named: NamedPrimary = self._redis_connection.named
         self.stamp = NO_STAMP
         try:
+            set_socket_options(sock, address.parameters)
             commands, sent_at = handshake_commands(address), now()
             self.write(b"".join(commands), until)
             replies = [self.read(until) for _ in commands]
