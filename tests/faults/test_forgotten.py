@@ -21,8 +21,10 @@ from harness.modes import is_subscribed, outcome, subscribe, until
 from harness.topology import Cluster, Independents, Sentinels
 from interlock import LeaseState, Unavailable
 from interlock._protocol.run_to_end import run
-from interlock._protocol.timing import FOREVER, TOMBSTONE_TTL
+from interlock._protocol.server import Disconnected
+from interlock._protocol.timing import FOREVER, TOMBSTONE_TTL, now
 from interlock._transports import idle
+from interlock._transports.resp import PING
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on(
@@ -278,7 +280,7 @@ async def test_in_a_cluster_a_lock_is_granted_soon_although_all_connections_are_
 @pytest.mark.runs_on("its own servers")
 @pytest.mark.parametrize("timeout", [None, 0])
 async def test_a_quorum_grants_soon_although_all_connections_are_forgotten(mode, three, timeout):
-    locks = mode.interlock(three.urls, try_for=2.5)
+    locks = mode.interlock(three.urls, try_for=1.5)
     leases = [await locks.lock(f"warm{number}").acquire() for number in range(3)]
     await asyncio.gather(*(lease.release() for lease in leases))
     forget(mode.session(locks))
@@ -303,6 +305,22 @@ def shards():
 def three():
     with Independents(number=3) as made:
         yield made
+
+
+@pytest.mark.runs_on("valkey-9.1", full="valkey-9.1", modes="threads")
+@rule(8)
+def test_a_reply_whose_time_is_over_is_not_waited_for_again(proxy):
+    """So the votes of a quorum that never came delayed its next round, one after another."""
+    with interlock.Interlock(proxy.url) as locks:
+        locks.lock("a").acquire().release()
+        connection = locks._session.server.pool.take()
+        proxy.freeze()
+        pending = connection.send([PING], now() + 2.0)
+        began = machine_time()
+        with pytest.raises(Disconnected) as caught:
+            run(connection.receive(pending, now() - 1.0))
+        assert machine_time() - began < 1.5
+        connection.discard(caught.value)
 
 
 # What the kernel does with the sockets

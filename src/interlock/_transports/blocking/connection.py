@@ -134,6 +134,8 @@ class BlockingConnection:
 
     async def receive(self, pending: PendingReplies, until: float) -> list[object]:
         """See Connection. Reads the unread replies to earlier commands first."""
+        if until != FOREVER and not pending.is_complete:
+            self._set_timeout(until)  # less is left than when the commands were sent
         while not pending.is_complete:
             self._read_next_unread(until)
         return pending.replies
