@@ -411,6 +411,9 @@ class SimPool:
         self.network.deliver(connection, journey, arrived, answered)
         world.at(world.now + IO_TIMEOUT, time_is_over, self.process)
 
+    def drop_idle(self) -> None:
+        """See ConnectionPool. Nobody forgets a connection here."""
+
     def unsubscribe_all(self) -> None:
         """See ConnectionPool. Only a cluster calls this."""
 

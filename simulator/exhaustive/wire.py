@@ -230,6 +230,9 @@ class Pool:
 
         self.tasks.spawn(subscribed(), "subscriber")
 
+    def drop_idle(self) -> None:
+        """See ConnectionPool. Nobody forgets a connection here."""
+
     def unsubscribe_all(self) -> None:
         """See ConnectionPool. Only a cluster calls this."""
 

@@ -439,6 +439,7 @@ class QuorumServer:
         """Send nothing more to this server until it has answered a PING in the background."""
         if node.is_up:
             node.absent_since = self.now()
+            node.server.pool.drop_idle()  # the server itself may be well: the search for it begins without a dead one
         node.is_up, node.cause, self._all_up = False, cause, False
         self._watch_absent()
 

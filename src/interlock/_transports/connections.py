@@ -146,6 +146,10 @@ class ConnectionPool(Protocol):
         """Subscribe to one more channel in the background, and again after every reconnection."""
         ...
 
+    def drop_idle(self) -> None:
+        """Drop the connections that were idle for long: one of them turned out to be dead (see `idle`)."""
+        ...
+
     def unsubscribe_all(self) -> None:
         """Drop all channels and connections, since the server is no longer a primary."""
         ...

@@ -12,7 +12,7 @@ Rules.
 (b) A connection on which the client listens for pushes asks by itself: after `PING_AFTER` without a message it sends a
     PING, and ends if no answer arrives within `PING_ANSWER_WITHIN`. So most of its deaths cost no call anything.
 (c) A vote of a quorum does not wait for a PING: the client would ask one server after another, in the time of one
-    vote. A server whose connection is dead is absent for that round. The client then looks for it by rule (a).
+    vote. A server whose connection is dead is absent for that round, and its idle connections are dropped then.
 (d) The kernel delivers no request later than `DELIVER_WITHIN` after the client has sent it, even if the connection or
     the process has ended by then. A tombstone lasts longer.
 """

@@ -108,11 +108,15 @@ class AsyncioPool:
     async def _is_usable(self, connection: AsyncioConnection, asked_at: float, until: float) -> bool:
         """Whether the server answers over this connection, and is still the same primary."""
         if connection.broken is None and connection.is_idle() and not await connection.is_alive(until):
-            for other in (*self._spares, self._connection):
-                if other is not None and other.broken is None and other.is_idle():
-                    other.fail_silent()
+            self.drop_idle()
             return False
         return await self._is_trusted(connection, asked_at, until)
+
+    def drop_idle(self) -> None:
+        """See ConnectionPool."""
+        for connection in (*self._spares, self._connection):
+            if connection is not None and connection.broken is None and connection.is_idle():
+                connection.fail_silent()
 
     async def _is_trusted(self, connection: AsyncioConnection, asked_at: float, until: float) -> bool:
         """Whether the connection still leads to the same primary with the same data.

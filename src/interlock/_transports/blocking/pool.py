@@ -115,7 +115,7 @@ class BlockingPool:
         asked_at = now()
         idle_for = asked_at - connection.last_answered_sent
         if idle_for > IDLE_AFTER and not await self._is_alive(connection, until):
-            self.close_idle(asked_at - IDLE_AFTER)
+            self.drop_idle()
             return await self.checkout(until)  # which asks again about a connection that another thread gave back
         if self._can_fail_over and idle_for > TRUSTED_FOR and not await self._is_still_primary(connection, until):
             self.drop_all()
@@ -249,10 +249,17 @@ class BlockingPool:
             self._identity = connection.stamp.identity
         return connection
 
-    def close_idle(self, last_sent: float = FOREVER) -> None:
-        """Close the connections that no thread uses, and that have answered no request sent after `last_sent`."""
+    def close_idle(self) -> None:
+        """Close the connections that no thread uses."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.idle.pop().close()
+
+    def drop_idle(self) -> None:
+        """See ConnectionPool."""
+        last_sent = now() - IDLE_AFTER
         for connection in snapshot(self.idle):
-            if connection.last_answered_sent <= last_sent:
+            if connection.last_answered_sent < last_sent:
                 with contextlib.suppress(ValueError):  # another thread has taken the connection
                     self.idle.remove(connection)
                     connection.close()
