@@ -6,6 +6,7 @@ cluster and a quorum (`topologies/test_fork_with_topologies.py`), web servers (`
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -73,6 +74,26 @@ def test_each_child_finds_out_by_itself_and_its_parent_is_not_disturbed(known):
 
     assert in_child(child) == 3
     assert known[0]
+
+
+def test_a_child_with_the_process_id_of_its_parent_finds_out_too():
+    """Each is the first process of a pid namespace of its own."""
+    newpid = 0x20000000  # CLONE_NEWPID
+    libc = ctypes.CDLL(None)
+
+    def grandchild() -> int:
+        return 7 if os.getpid() == 1 and not forks.KNOWN[0] else 2
+
+    def child() -> int:
+        forks.KNOWN[0] = 1
+        return 3 if os.getpid() == 1 and libc.unshare(newpid) == 0 and in_child(grandchild) == 7 else 2
+
+    def first() -> int:
+        return 9 if libc.unshare(newpid) else in_child(child)
+
+    if (code := in_child(first)) == 9:
+        pytest.skip("this user may make no pid namespaces")
+    assert code == 3
 
 
 def test_a_page_that_takes_any_advice_is_not_relied_on(monkeypatch):
