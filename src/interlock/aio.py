@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ._api.lease import Reply
-    from ._api.options import Unset
+    from ._protocol.unset import Unset
 
 __all__ = [
     "AcquireTimeout", "Assurance", "Barrier", "BarrierState", "BrokenBarrier", "ConfigError", "Deadlock", "Election",

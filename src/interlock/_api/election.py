@@ -18,7 +18,7 @@ from .functions import checked_stop, checked_work
 from .lease import LeaseCore
 from .lock import LockCore
 from .misuse_errors import made_by_interlock
-from .options import LeaseT, Unset
+from .options import LeaseT
 from .section import CallSection, Section
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from interlock._client.acquiring import Core
     from interlock._client.grant import AcquireOptions
     from interlock._protocol.resource import Resource
+    from interlock._protocol.unset import Unset
     from interlock.primitives.election import Leader
 
 OUTAGE_PAUSE: Final = 0.5  # seconds after which a campaign that the server did not answer begins anew

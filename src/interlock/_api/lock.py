@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic
 
 from interlock._client.self_wait import deadlock, kind_of_caller, way_out
 from interlock._people.revocation import reason_text
+from interlock._protocol.unset import Unset
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.lock import LockInspect, LockState, parse_state
 
 from .functions import checked_awaitable, checked_function, checked_result, checked_tag
 from .misuse_errors import LOCK_HINTS, made_by_interlock
 from .named import NamedCore, StateT
-from .options import UNSET, LeaseT, Unset, timeout_of
+from .options import UNSET, LeaseT, timeout_of
 from .section import CallSection, Section
 from .synchronized import decorated
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._client import multi as client
 from interlock._protocol.timing import FOREVER, UNDO_GRACE
+from interlock._protocol.unset import Unset
 from interlock.errors import AcquireTimeout, ConfigError, LockError
 from interlock.primitives.kinds import kind_named
 from interlock.primitives.lock import LockState
@@ -15,7 +16,7 @@ from interlock.primitives.permits import SemaphoreState
 
 from .lock import LockableCore
 from .misuse_errors import made_by_interlock
-from .options import UNSET, LeaseT, Unset, timeout_of
+from .options import UNSET, LeaseT, timeout_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from interlock._client.error_texts import about
 from interlock._protocol.names import duration
+from interlock._protocol.unset import Unset
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +19,7 @@ LeaseT = TypeVar("LeaseT", bound="WatchedCore")
 DEFAULT_TTL: Final = 30.0  # seconds
 
 
-class Unset:
-    """The type of `UNSET`: an argument that was not given, where None means something."""
-
-    def __repr__(self) -> str:
-        return "the lock's own timeout"
-
-
-UNSET: Final = Unset()
+UNSET: Final = Unset("the lock's own timeout")
 
 
 def timeout_of(timeout: object, resource: Resource | None = None) -> float | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client import permits as client
 from interlock._client.error_texts import about
+from interlock._protocol.unset import Unset
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives import permits as script
 from interlock.primitives.permits import PermitInspect, SemaphoreState
@@ -13,7 +14,7 @@ from interlock.primitives.permits import PermitInspect, SemaphoreState
 from .lock import LockableCore
 from .misuse_errors import RWLOCK_HINTS, made_by_interlock
 from .named import NamedCore
-from .options import UNSET, LeaseT, Unset, timeout_of
+from .options import UNSET, LeaseT, timeout_of
 
 if TYPE_CHECKING:
     import weakref

@@ -12,11 +12,12 @@ from interlock.primitives.lock import lock_resource
 
 from .functions import checked_function
 from .naming import Arguments, Naming, example_of
-from .options import UNSET, Unset
+from .options import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from interlock._protocol.unset import Unset
     from interlock.primitives.once import Skipped
 
 BUSY: Final = ("wait", "raise", "skip")
