@@ -99,13 +99,14 @@ async def test_a_silent_server_is_unavailable_and_the_error_says_which_and_how_l
 
 
 @rule(2, 8)
+@pytest.mark.parametrize("how", ["hung", "refused"])
 @pytest.mark.parametrize("timeout", [0.6, None])
-async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_one_does(mode, node, timeout):
+async def test_callers_of_one_process_wait_no_longer_for_a_silent_server_than_one_does(mode, node, timeout, how):
     """One of them asks for all; the others share its silence, and do not ask one after another."""
     locks = mode.interlock(node.url)
     await (await locks.lock("warm").acquire()).release()
     longest = timeout or RETRY_FOR
-    with silenced(node, "hung"):
+    with silenced(node, how):
         began = machine_time()
         calls = [asyncio.ensure_future(outcome(locks.lock("a").acquire(timeout))) for _ in range(6)]
         errors = await asyncio.gather(*calls)

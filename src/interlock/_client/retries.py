@@ -134,7 +134,7 @@ class Requests:
     ) -> None:
         """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
         now = self.runtime.now()
-        if now + 2 * MIN_RETRY_DELAY >= retry_until:
+        if not has_time_for_another_try(now, retry_until):
             assert cause is not None
             raise self.unavailable(question, now, cause) from visible_cause(cause)
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
@@ -186,6 +186,11 @@ class Requests:
         """The reply to a request after which nothing has to be undone: an inspect, a revoke."""
         reply, _ = await self.ask_until_answered(Question(resource), args, self.runtime.now() + RETRY_FOR)
         return reply
+
+
+def has_time_for_another_try(now: float, until: float) -> bool:
+    """Whether a caller tries once more that has time until then."""
+    return now + 2 * MIN_RETRY_DELAY < until
 
 
 def was_unanswered(error: BaseException) -> bool:

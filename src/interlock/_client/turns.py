@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock._client.cohort import RESERVED, Turn
 from interlock._client.error_texts import DRIVER_UNANSWERED, outer_error
-from interlock._client.retries import Question
+from interlock._client.retries import Question, has_time_for_another_try
 from interlock._client.self_wait import LOOK_AFTER
 from interlock._protocol.forks import KNOWN
 from interlock._protocol.server import Disconnected
@@ -98,7 +98,8 @@ class Turns:
         """
         if attempt.caller is not None:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
-        if max(arrived, attempt.unanswered_since) + self.server.retry_for <= now:
+        until = max(arrived, attempt.unanswered_since) + self.server.retry_for
+        if not has_time_for_another_try(now, until):
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
             raise self.requests.unavailable(attempt, now, cause)
 
