@@ -23,6 +23,7 @@ from ._api.options import DEFAULT_TTL, UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
 from ._api.scopes import LeaseEvent, LeaseForAsyncio, StopScope
 from ._protocol.acks import Assurance
+from ._protocol.retry_for import BY_TIMEOUT
 from ._protocol.timing import MAX_TTL, TRY_FOR
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, NotHeld, Unavailable
 from .primitives.barrier import BarrierState
@@ -683,10 +684,23 @@ class Interlock(InterlockForAsyncio):
     the length of a quarantine: after a restart or failover that may have lost leases, the server grants nothing for so
     long, and with Sentinel or a cluster some seconds longer. With `quarantine=False` this Interlock begins none.
     `try_for` (seconds) bounds a call that does not wait, `try_acquire()` or `timeout=0`: it raises Unavailable if the
-    server does not answer in that time. `confirm=False` makes that the default of `lock(confirm=...)`. `label` names
-    this process, for people. `max_connections` bounds the connections that threads open to one server; a thread that
-    finds none idle waits within its timeout. With `registry=False` this process does not say what it holds and waits
-    for, so that `ls()` may miss it. Raises ConfigError.
+    server does not answer in that time. `retry_for` (seconds) bounds for how long any other call goes on while the
+    server is away, before it raises Unavailable:
+
+    =========  =======================  ============================  ============================
+    retry_for  a call with a timeout    a call without one            a server that never answered
+    =========  =======================  ============================  ============================
+    not given  its timeout              5 s; Sentinel, cluster: 60 s  the same, or the timeout
+    a number   so long, or its timeout  so long                       so long, or the timeout
+    None       its timeout              for ever                      as if it were not given
+    =========  =======================  ============================  ============================
+
+    A URL may say it, too: `?retry_for=10`, `?retry_for=none`; the argument wins.
+
+    `confirm=False` makes that the default of `lock(confirm=...)`. `label` names this process, for people.
+    `max_connections` bounds the connections that threads open to one server; a thread that finds none idle waits within
+    its timeout. With `registry=False` this process does not say what it holds and waits for, so that `ls()` may miss
+    it. Raises ConfigError.
 
     An Interlock connects at its first use. Close it, or use it in a `with` (asyncio: `async with`): that gives back all
     that it holds. Threads may share it; a child made by fork holds nothing and connects anew. In asyncio a program may
@@ -706,6 +720,7 @@ class Interlock(InterlockForAsyncio):
         quarantine: bool = True,
         confirm: bool = True,
         try_for: float = TRY_FOR,
+        retry_for: float | Unset | None = BY_TIMEOUT,
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
         registry: bool = True,
@@ -717,6 +732,7 @@ class Interlock(InterlockForAsyncio):
             quarantine=quarantine,
             confirm=confirm,
             try_for=try_for,
+            retry_for=retry_for,
             label=label,
             max_connections=max_connections,
             registry=registry,
@@ -732,6 +748,7 @@ class Interlock(InterlockForAsyncio):
         max_ttl: float = MAX_TTL,
         quarantine: bool = True,
         try_for: float = TRY_FOR,
+        retry_for: float | Unset | None = BY_TIMEOUT,
         label: str | None = None,
         max_connections: int = MAX_CONNECTIONS,
         registry: bool = True,
@@ -749,6 +766,7 @@ class Interlock(InterlockForAsyncio):
             max_ttl=max_ttl,
             quarantine=quarantine,
             try_for=try_for,
+            retry_for=retry_for,
             label=label,
             max_connections=max_connections,
             registry=registry,

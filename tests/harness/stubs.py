@@ -74,6 +74,7 @@ class StubServer:
 
     display_url = "redis://there"
     retry_for = RETRY_FOR
+    has_answered = True
     is_quorum = can_fail_over = False
     majority = 1
     drift = 0.0

@@ -20,6 +20,7 @@ import interlock
 from harness.clock import machine_time
 from harness.modes import SLACK, until, wait_until
 from interlock import ConfigError
+from interlock._protocol.timing import RETRY_FOR
 from interlock.compat import redis_py
 from interlock.compat.redis_py import AsyncLock, Lock, LockError, LockNotOwnedError
 
@@ -245,6 +246,20 @@ async def test_a_release_that_finds_no_server_goes_on_when_the_server_is_back(lo
     proxy.refuse = False
     await until(lambda: not clean.get("a"))
     assert redis_client is mine.real.redis
+
+
+@rule(8)
+async def test_an_outage_is_an_error_within_seconds_whatever_the_timeout(lock, proxy, clean):
+    """As in redis-py, whose callers have code for that error, and may have set a timeout of an hour."""
+    mine = lock(url=proxy.url, blocking_timeout=60)
+    await mine.acquire()
+    await mine.release()
+    proxy.refuse = True
+    proxy.cut()
+    began = machine_time()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await mine.acquire()
+    assert machine_time() - began < RETRY_FOR + SLACK
 
 
 @rule(8)

@@ -9,6 +9,7 @@ import interlock
 import interlock.aio
 from interlock import ConfigError
 from interlock._connect.target import address_of
+from interlock._protocol.retry_for import BY_TIMEOUT
 
 
 @pytest.fixture(params=[interlock.Interlock, interlock.aio.Interlock], ids=["threads", "asyncio"])
@@ -81,3 +82,53 @@ def test_a_connection_looks_up_no_version_of_redis_py(url, monkeypatch):
     monkeypatch.setattr(redis.utils, "get_lib_version", look_up, raising=False)
     assert address_of(url, for_asyncio=False).connection(1.0).driver_info is None
     assert address_of(url, for_asyncio=True).async_connection(1.0).driver_info is None
+
+
+PLACES = [
+    "redis://h/0", "rediss://h", "valkey://h", "unix:///s?db=1", "redis+sentinel://h/0?service=m", "redis+cluster://h",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("text", "means"), [("10", 10.0), ("0.5", 0.5), ("none", None), ("None", None)])
+def test_a_url_may_say_retry_for_and_the_argument_wins(make, place, text, means, monkeypatch):
+    url = f"{place}{'&' if '?' in place else '?'}retry_for={text}"
+    assert make(url).retry_for == means
+    assert make(url, retry_for=3).retry_for == 3.0
+    assert make(url, retry_for=None).retry_for is None
+    assert make(place).retry_for is BY_TIMEOUT
+    monkeypatch.setenv("INTERLOCK_URL", url)
+    assert make().retry_for == means
+    address = address_of(url, for_asyncio=False)
+    for server in getattr(address, "seeds", [address]):
+        assert "retry_for" not in server.parameters  # redis-py would refuse it
+
+
+def test_the_urls_of_a_quorum_may_say_it_if_they_agree(make):
+    said, silent, other = "redis://a?retry_for=10", "redis://b", "redis://c?retry_for=20"
+    assert make.quorum([said, silent, "redis://d?retry_for=10"]).retry_for == 10.0
+    assert make.quorum([said, silent, other.replace("20", "10")], retry_for=None).retry_for is None
+    with pytest.raises(ConfigError, match=r"differ in retry_for.*Interlock\.quorum\(urls, retry_for=10\)"):
+        make.quorum([said, silent, other])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("0", "retry_for must be at least 0.01 seconds, not 0"),
+        ("-1", "at least 0.01"),
+        ("", "retry_for must be a number of seconds"),
+        ("5s", "retry_for must be a number of seconds"),
+        ("nan", "retry_for must be a number of seconds"),
+        ("inf", "retry_for must be a finite number of seconds"),
+    ],
+)
+def test_a_bad_retry_for_is_refused_with_the_way_out(make, place, text, says):
+    with pytest.raises(ConfigError, match=f"{says}.*For no bound: None, or in a URL retry_for=none"):
+        make(f"{place}{'&' if '?' in place else '?'}retry_for={text}")
+    for value in (0, -1, "5", float("nan"), float("inf"), True):
+        with pytest.raises(ConfigError, match="retry_for must be .*For no bound: None"):
+            make(place, retry_for=value)
+        with pytest.raises(ConfigError, match="retry_for must be .*For no bound: None"):
+            make.quorum(["redis://h"], retry_for=value)

@@ -21,6 +21,8 @@ from interlock._protocol.names import (
     positive_int,
     tagged,
 )
+from interlock._protocol.retry_for import RetryFor, checked_retry_for
+from interlock._protocol.unset import Unset
 from interlock._quarantine.server_histories import Histories
 from interlock._session.session import Session
 from interlock.errors import AcquireTimeout, ConfigError
@@ -83,6 +85,7 @@ class InterlockCore(Face):
         quarantine: bool,
         confirm: bool,
         try_for: float,
+        retry_for: RetryFor,
         label: str | None,
         max_connections: int,
         registry: bool,
@@ -100,6 +103,7 @@ class InterlockCore(Face):
         self.registry = checked_bool(registry, "registry")
         check_not_shutting_down()
         self._address, self._is_quorum = _address_of(target, for_asyncio=self._for_asyncio)
+        self.retry_for = self._address.given_retry_for if isinstance(retry_for, Unset) else checked_retry_for(retry_for)
         if not isinstance(quarantine, bool):  # pyright: ignore[reportUnnecessaryIsInstance]  # not all users have one
             raise ConfigError(
                 f"quarantine must be True or False, not {quarantine!r}; its length is max_ttl, in seconds"
@@ -261,6 +265,7 @@ class InterlockCore(Face):
             exit_connection,
             self.try_for,
             frames_to_user,
+            retry_for=self.retry_for,
             registry=self.registry,
         )
         live.note(session, self._histories)

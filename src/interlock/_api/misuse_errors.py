@@ -43,7 +43,16 @@ _WAITS: Final = ("waitTime", "wait_time", "wait_timeout", "acquire_timeout", "ma
 _TTLS: Final = ("expire", "ex", "lock_timeout", "leaseTime", "lease_time", "auto_release_time", "duration")
 
 # Our own options
-OF_INTERLOCK: Final = ("prefix", "max_ttl", "quarantine", "try_for", "label", "max_connections", "registry")
+OF_INTERLOCK: Final = (
+    "prefix",
+    "max_ttl",
+    "quarantine",
+    "try_for",
+    "retry_for",
+    "label",
+    "max_connections",
+    "registry",
+)
 OF_EACH_LOCK: Final = (  # also of an Interlock: confirm
     "ttl", "timeout", "renew", "max_hold", "fair", "confirm", "max_waiters", "on_lost", "acks", "fsync",
 )  # fmt: skip

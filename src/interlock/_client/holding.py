@@ -20,7 +20,7 @@ from interlock._client.retries import Question
 from interlock._protocol.log import log
 from interlock._protocol.names import checked_ttl, execute_word
 from interlock._protocol.server import Disconnected, ServerError
-from interlock._protocol.timing import FOREVER, RETRY_FOR, capped_ttl
+from interlock._protocol.timing import FOREVER, capped_ttl
 from interlock.errors import ConfigError, LeaseLost, LockError, Unavailable
 from interlock.primitives.messages import (
     ExecuteCall,
@@ -110,7 +110,7 @@ class Holding:
             if not waits and self.unread_releases.leave(grant, args):
                 return True
             until = FOREVER
-            if hold.deadline < now + RETRY_FOR:  # after its ttl the server frees the lock
+            if hold.deadline < now + self.requests.retry_for(FOREVER):  # after its ttl the server frees the lock
                 until = max(hold.deadline, now + 0.5)
             was_held = False
             while True:
@@ -182,7 +182,7 @@ class Holding:
             reply, sent = await self.requests.ask_until_answered(
                 Question(hold.resource._replace(keys=hold.resource.renew_keys)),
                 call.encode(),
-                min(hold.deadline, self.runtime.now() + self.server.retry_for),
+                min(hold.deadline, self.runtime.now() + self.requests.retry_for(FOREVER)),
             )
         finally:  # also without a reply: the server may have extended the lease
             hold.claim.extended_until = max(hold.claim.extended_until, self.runtime.now() + ttl)

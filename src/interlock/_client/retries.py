@@ -9,7 +9,7 @@ Rules.
      the earlier copy may still arrive. Only the release or the undo of its token deals with that copy.
  (b) A question is unanswered from its first request without a reply that counts, and from the moment in which the
      client sends that request: others read `unanswered_since` while the request is on its way.
- (c) The time for all tries of one request runs from the first try without a reply that counts.
+ (c) The time for all tries of one request runs from the first try without a reply that counts: see `retry_for`.
  (d) A reply that lengthens a lease does not count while an old primary may still grant.
 """
 
@@ -29,6 +29,7 @@ from interlock._client.error_texts import (
 )
 from interlock._protocol import forks
 from interlock._protocol.forks import KNOWN, notice
+from interlock._protocol.retry_for import BY_TIMEOUT
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
 from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
 from interlock.errors import ConfigError, Unavailable
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from interlock._protocol.acks import Acks, Assurance
     from interlock._protocol.resource import Argument, Resource
+    from interlock._protocol.retry_for import RetryFor
     from interlock._protocol.server import Server
 
 
@@ -58,8 +60,9 @@ class Question:
 class Requests:
     """The requests of one client."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, given_retry_for: RetryFor = BY_TIMEOUT) -> None:
         self.server = server
+        self.given_retry_for = given_retry_for
         self.runtime = server.runtime
         self.closed = False  # it sends nothing any more; also in a child, if it began in a parent process
         self.fork_count = forks.count  # of the process in which this client began
@@ -101,9 +104,8 @@ class Requests:
                     and server.old_primary_may_still_grant(resource.keys[0])
                 ):
                     question.unanswered_since = FOREVER
-                    self.answered[server.route(resource.keys[0]).node if server.can_fail_over else ONLY_ROUTE.node] = (
-                        sent
-                    )
+                    node = server.route(resource.keys[0]).node if server.can_fail_over else ONLY_ROUTE.node
+                    self.answered[node] = sent
                     return reply, sent
                 question.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
             except Disconnected as error:
@@ -113,11 +115,7 @@ class Requests:
                 counts = cause is None or not error.timed_out or retry_until - sent > MAX_RETRY_DELAY
                 cause = error if counts else cause
             except ServerError as error:
-                # With acks, the error may answer WAIT or WAITAOF, after the grant.
-                question.in_doubt |= acks is not None or may_have_written(str(error))
-                if not is_transient(str(error)):
-                    question.unanswered_since = FOREVER  # an error is an answer
-                    raise server_error(resource, server.display_url, str(error)) from None
+                self._raise_if_final(question, error, has_acks=acks is not None)
                 cause, stale = error, False
             except BaseException as error:
                 question.in_doubt = True  # cancelled or interrupted while the request was on its way
@@ -125,17 +123,38 @@ class Requests:
                 raise
             # Once more: a reply to a heartbeat, which arrived meanwhile, does not answer this request.
             question.unanswered_since = min(question.unanswered_since, sent)
-            retry_until = min(retry_until, sent + server.retry_for)
+            assert cause is not None  # the last try, or one before it, has set the cause
+            retry_until = min(retry_until, sent + self.retry_for(until))
             pause = pause if stale else _next_pause(pause)
             await self._pause_before_retry(question, cause, pause, retry_until)
 
-    async def _pause_before_retry(
-        self, question: Question, cause: Exception | None, pause: float, retry_until: float
-    ) -> None:
+    def _raise_if_final(self, question: Question, error: ServerError, *, has_acks: bool) -> None:
+        """Raise the error for the user, unless the server may serve in a moment."""
+        # With acks, the error may answer WAIT or WAITAOF, after the grant.
+        question.in_doubt |= has_acks or may_have_written(str(error))
+        if not is_transient(str(error)):
+            question.unanswered_since = FOREVER  # an error is an answer
+            raise server_error(question.resource, self.server.display_url, str(error)) from None
+
+    def _node_of(self, resource: Resource) -> object:
+        return self.server.route(resource.keys[0]).node if self.server.can_fail_over else ONLY_ROUTE.node
+
+    def retry_for(self, until: float) -> float:
+        """Seconds that the server may be away before a call raises Unavailable which has time until then (ADR 57).
+
+        A caller with a timeout has said how long the call may take. But a server that has never answered this client
+        may be one that does not exist.
+        """
+        given = self.given_retry_for
+        if isinstance(given, float):
+            return given
+        is_for_the_timeout = given is None or until != FOREVER
+        return FOREVER if is_for_the_timeout and self.server.has_answered else self.server.retry_for
+
+    async def _pause_before_retry(self, question: Question, cause: Exception, pause: float, retry_until: float) -> None:
         """Wait before the next try of a request. Raises Unavailable if no time is left for another try."""
         now = self.runtime.now()
         if not has_time_for_another_try(now, retry_until):
-            assert cause is not None
             raise self.unavailable(question, now, cause) from visible_cause(cause)
         # At most half of the time that is left, so that the last try is sent close to the end of the caller's time.
         await self.runtime.sleep_until(now + min(pause, max(MIN_RETRY_DELAY, (retry_until - now) / 2)))
@@ -175,8 +194,7 @@ class Requests:
 
     def has_answered(self, resource: Resource, now: float) -> bool:
         """Whether the server of this resource has lately answered some request of this client."""
-        node = self.server.route(resource.keys[0]).node if self.server.can_fail_over else ONLY_ROUTE.node
-        return now - self.answered.get(node, -FOREVER) < ANSWER_COUNTS_FOR
+        return now - self.answered.get(self._node_of(resource), -FOREVER) < ANSWER_COUNTS_FOR
 
     def unavailable(self, question: Question, now: float, cause: Exception) -> Unavailable:
         """The error for a question that has been without an answer for too long. `cause`: why the last try failed."""

@@ -98,7 +98,7 @@ class Turns:
         """
         if attempt.caller is not None:
             attempt.look_at = now + LOOK_AFTER * random.uniform(1.0, 1.5)
-        until = max(arrived, attempt.unanswered_since) + self.server.retry_for
+        until = max(arrived, attempt.unanswered_since) + self.requests.retry_for(attempt.until)
         if not has_time_for_another_try(now, until):
             cause = Disconnected(DRIVER_UNANSWERED, sent=True, timed_out=True)
             raise self.requests.unavailable(attempt, now, cause)
@@ -125,8 +125,11 @@ class Turns:
         hold, who = grant.hold, grant.attempt
         message = ReserveCall(hold.token, who.ttl_ms, str(RESERVED)).encode()
         asking = Question(hold.resource)
+        retry_until = self.runtime.now() + self.requests.retry_for(who.until)
         try:
-            raw, sent = await self.requests.ask_until_answered(asking, message, min(who.until, hold.deadline))
+            raw, sent = await self.requests.ask_until_answered(
+                asking, message, min(who.until, hold.deadline, retry_until)
+            )
         except Unavailable:
             who.unanswered_since = min(who.unanswered_since, asking.unanswered_since)
             return False

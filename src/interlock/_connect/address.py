@@ -24,6 +24,7 @@ from redis.backoff import NoBackoff
 
 from interlock._connect.tls import shared_context
 from interlock._protocol.log import log
+from interlock._protocol.retry_for import BY_TIMEOUT, RetryFor
 from interlock._protocol.timing import RETRY_FOR
 
 if TYPE_CHECKING:
@@ -89,10 +90,11 @@ class Address:
     sentinels: PrimaryFinder | None = None  # the client asks them for the primary before each new connection
     clustered: bool = False  # a node of a cluster
     votes: bool = False  # a server of a quorum
+    given_retry_for: RetryFor = BY_TIMEOUT  # as the URL says it
 
     @property
     def retry_for(self) -> float:
-        """Seconds that the server may be away before a call raises Unavailable."""
+        """Seconds that the server may be away before a call without a timeout raises Unavailable, by default."""
         return FAILOVER_TIME if self.sentinels or self.clustered else RETRY_FOR
 
     @property
@@ -200,6 +202,12 @@ class Quorum:
     """Several servers that are independent of each other."""
 
     servers: tuple[Address, ...]
+
+    @property
+    def given_retry_for(self) -> RetryFor:
+        """As the URLs say it that say it: they agree."""
+        given = [server.given_retry_for for server in self.servers if server.given_retry_for is not BY_TIMEOUT]
+        return given[0] if given else BY_TIMEOUT
 
     @property
     def display_url(self) -> str:

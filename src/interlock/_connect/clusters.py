@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from interlock._connect.address import Address, make_address
 from interlock._connect.clients import check_mode, no_client
 from interlock._connect.url_options import check_options
 from interlock._connect.urls import address_of_url, check_credentials, without_password
 from interlock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from interlock._protocol.retry_for import RetryFor
 
 _SCHEMES: Final = {f"{scheme}+cluster": scheme for scheme in ("redis", "rediss", "valkey", "valkeys")}
 _EXAMPLE: Final = "Write redis+cluster://user:password@host1:7000,host2:7001"
@@ -21,6 +24,16 @@ class Cluster:
 
     seeds: tuple[Address, ...]
     display_url: str
+
+    @property
+    def retry_for(self) -> float:
+        """Seconds that the cluster may be away before a call without a timeout raises Unavailable, by default."""
+        return self.seeds[0].retry_for
+
+    @property
+    def given_retry_for(self) -> RetryFor:
+        """As the URL says it."""
+        return self.seeds[0].given_retry_for
 
 
 def cluster_of(target: object, *, for_asyncio: bool) -> Cluster | None:

@@ -17,18 +17,24 @@ from redis.cluster import RedisCluster
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from interlock._connect.address import _ASYNC, _SYNC
+from interlock._protocol.retry_for import retry_for_in_url
 from interlock.errors import ConfigError
 
+# The options of an Interlock that a URL may say, for those who name their server by nothing else; no connection takes
+# them.
+INTERLOCK_OPTIONS: Final = frozenset({"retry_for"})
 # What only a URL of sentinels may say; no connection takes it.
 SENTINEL_OPTIONS: Final = frozenset({"service", "sentinel_username", "sentinel_password", "min_other_sentinels"})
 
 
 def check_options(url: str, scheme: str, display_url: str, engine: str = "") -> None:
-    """Raise ConfigError for an option of the URL that redis-py does not know, or for one of TLS without TLS."""
+    """Raise ConfigError for an option that there is not, for one of TLS without TLS, or for a bad value of our own."""
     query = url.partition("?")[2]
     kind = {"rediss": "tls", "valkeys": "tls", "unix": "unix"}.get(scheme, "tcp")
     known, suffix = known_options(kind, engine), engine and f"+{engine}"
-    for option, _ in parse_qsl(query, keep_blank_values=True):
+    for option, value in parse_qsl(query, keep_blank_values=True):
+        if option in INTERLOCK_OPTIONS:
+            _check_own(value, display_url)
         if option in known:
             continue
         if "@" in query:  # what looks like an option may be a part of a password
@@ -50,12 +56,19 @@ def check_options(url: str, scheme: str, display_url: str, engine: str = "") -> 
         raise ConfigError(f"{display_url!r}: {option!r} is no option of a redis-py URL. {advice}")
 
 
+def _check_own(value: str, display_url: str) -> None:
+    try:
+        retry_for_in_url(value)
+    except ConfigError as error:
+        raise ConfigError(f"{display_url!r}: {error}") from None
+
+
 @lru_cache
 def known_options(kind: str, engine: str) -> frozenset[str]:
-    """The options of a URL that redis-py accepts: for a connection, for its pool, and for several servers."""
+    """The options of a URL: ours, and those of redis-py for a connection, for its pool, and for several servers."""
     name = {"tls": "SSLConnection", "unix": "UnixDomainSocketConnection"}.get(kind, "Connection")
     classes = [getattr(module, each) for module in (_SYNC, _ASYNC) for each in (name, *_POOLS)]
-    known = _parameters(*classes) | set(_SYNC.URL_QUERY_ARGUMENT_PARSERS)
+    known = _parameters(*classes) | set(_SYNC.URL_QUERY_ARGUMENT_PARSERS) | INTERLOCK_OPTIONS
     if engine == "cluster":
         known |= _parameters(RedisCluster, AsyncRedisCluster)
     elif engine == "sentinel":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import re
+from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -12,6 +13,7 @@ from interlock._connect.address import _SYNC, Address, make_address
 from interlock._connect.clients import SEVERAL_SERVERS
 from interlock._connect.sentinels import sentinel_address
 from interlock._connect.url_options import check_options
+from interlock._protocol.retry_for import retry_for_in_url
 from interlock.errors import ConfigError
 
 SCHEMES: Final = {
@@ -45,7 +47,9 @@ def address_of_url(url: str, *, check_the_options: bool = True) -> Address:
         raise ConfigError("unix:// needs the path of a socket: unix:///run/redis/redis.sock?db=0")
     if kind == "unix" and urlsplit(url).netloc.rpartition("@")[2]:
         raise ConfigError("unix:// has no host. Write three slashes before the path: unix:///run/redis/redis.sock?db=0")
-    return make_address(kind, _tls_parameters(parameters) if kind == "tls" else parameters)
+    address = make_address(kind, _tls_parameters(parameters) if kind == "tls" else parameters)
+    retry_for = parameters.get("retry_for")
+    return address if retry_for is None else replace(address, given_retry_for=retry_for_in_url(retry_for))
 
 
 def _scheme_advice(display_url: str) -> str:

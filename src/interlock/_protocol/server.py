@@ -123,7 +123,12 @@ class Server(Protocol):
 
     @property
     def retry_for(self) -> float:
-        """Seconds that the server may be away before a call raises Unavailable."""
+        """Seconds that the server may be away before a call without a timeout of its own raises Unavailable."""
+        ...
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether this client, in any event loop or before a fork, has ever had an answer from there."""
         ...
 
     @property

@@ -75,6 +75,7 @@ class ServerHistory:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
         self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
+        self.has_answered = False  # whether a server has ever answered a handshake here
         self.is_judged = False  # whether a quorum has decided if it trusts the first identity here
         self._is_first_untrusted = mark == "+"  # the first identity here, unless a quorum trusts it
         self._has_warned = False  # about a server that does not report its identity
@@ -104,6 +105,7 @@ class ServerHistory:
         `facts` is None if the server does not report its identity. For `isolation_grace` seconds, an old primary that
         is cut off may go on granting. `epoch`: that under which the sentinels name the server; None if none do.
         """
+        self.has_answered = True
         if facts is None:
             if self.quarantine_seconds is not None and not self._has_warned:
                 self._has_warned = True

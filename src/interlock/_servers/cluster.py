@@ -74,7 +74,12 @@ class ClusterServer:
     @property
     def retry_for(self) -> float:
         """See Server. A client that has once read a map allows the cluster the time of a failover."""
-        return self.cluster.seeds[0].retry_for if self.histories.served else RETRY_FOR
+        return self.cluster.retry_for if self.has_answered else RETRY_FOR
+
+    @property
+    def has_answered(self) -> bool:
+        """See Server: whether the client has ever read a map."""
+        return bool(self.histories.served)
 
     @property
     def push_handler(self) -> PushHandler:

@@ -125,6 +125,11 @@ class QuorumServer:
         self._wakeup = self.runtime.event()
 
     @property
+    def has_answered(self) -> bool:
+        """See Server: whether a majority has, one after another or together."""
+        return sum(node.server.has_answered for node in self.nodes) >= self.majority
+
+    @property
     def push_handler(self) -> PushHandler:
         """The handler that all servers call for each push."""
         return self.nodes[0].server.push_handler

@@ -115,6 +115,11 @@ class SingleServer:
         self.send_script_text = False
 
     @property
+    def has_answered(self) -> bool:
+        """See Server."""
+        return self.history.has_answered
+
+    @property
     def push_handler(self) -> PushHandler:
         """The handler that the pool calls for each push."""
         return self.pool.push_handler

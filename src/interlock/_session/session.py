@@ -36,6 +36,7 @@ from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
 from interlock._people.views import Views
 from interlock._protocol.names import token_part
+from interlock._protocol.retry_for import BY_TIMEOUT
 from interlock._protocol.snapshot import snapshot
 from interlock._protocol.timing import FOREVER, TRY_FOR
 from interlock._protocol.tokens import Process
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
     from interlock._client.worker import PeriodicTask
     from interlock._protocol.resource import Resource
+    from interlock._protocol.retry_for import RetryFor
     from interlock._protocol.server import Server
 
 RELEASE_BATCH: Final = 500  # releases in one write
@@ -67,6 +69,7 @@ class Session:
         try_for: float = TRY_FOR,
         frames_to_user: int = 1,
         *,
+        retry_for: RetryFor = BY_TIMEOUT,
         registry: bool = True,
     ) -> None:
         self.server = server
@@ -75,6 +78,7 @@ class Session:
         self.caller = caller  # see Core
         self.max_ttl = max_ttl
         self.try_for = try_for
+        self.retry_for = retry_for
         self.frames_to_user = frames_to_user  # see Core
         self.writes_registry = registry
         self.closed = False
@@ -87,7 +91,7 @@ class Session:
         server = self.server
         label = token_part(self.label) if self.label else ""
         process = Process(label, token_part(socket.gethostname()), os.getpid())
-        self.requests = requests = Requests(server)
+        self.requests = requests = Requests(server, self.retry_for)
         requests.closed = self.closed
         self.channel = f"interlock:{secrets.token_hex(8)}"
         ends, renewal, waiters, undo, registry, reports = self.workers = [

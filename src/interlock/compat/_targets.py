@@ -71,8 +71,10 @@ class Interlocks(Generic[InterlockT]):
         except TypeError:  # a target that is no client: an error below says so
             locks = None
         if locks is None or locks._closed:
-            # The promises are those of the originals, so no quarantine: only processes with interlock would wait.
-            locks = self._of_pools[pool] = self.of(client, prefix="", quarantine=False)
+            # The promises are those of the originals, so no quarantine: only processes with interlock would wait. And
+            # their callers expect an error of an outage, whatever the timeout.
+            retry_for = address_of(client, for_asyncio=self._for_asyncio).retry_for
+            locks = self._of_pools[pool] = self.of(client, prefix="", quarantine=False, retry_for=retry_for)
         if not KNOWN[0]:
             notice()
         session: Session = cast("Any", locks)._session

@@ -33,7 +33,7 @@ __all__ = ["DEFAULT", "Alias", "alias_of", "aliases", "make"]
 DEFAULT: Final = "default"
 SERVERS: Final = ("URL", "CACHE", "QUORUM")
 KEYS: Final = (*SERVERS, "PREFIX", "OPTIONS")
-OPTIONS: Final = ("max_ttl", "quarantine", "confirm", "try_for", "label", "max_connections", "registry")
+OPTIONS: Final = ("max_ttl", "quarantine", "confirm", "try_for", "retry_for", "label", "max_connections", "registry")
 EXAMPLE: Final = 'INTERLOCK = {"default": {"URL": "redis://localhost:6379/0"}}'
 
 InterlockT = TypeVar("InterlockT")

@@ -49,10 +49,11 @@ class Settings(SimpleTestCase):
             "quarantine": False,
             "confirm": False,
             "try_for": 2,
+            "retry_for": None,
             "registry": False,
         }
         with with_settings({"default": {"URL": AWAY, "OPTIONS": options}}):
-            self.assertEqual((locks.max_ttl, locks.label), (60, "shop"))
+            self.assertEqual((locks.max_ttl, locks.label, locks.retry_for), (60, "shop", None))
         with with_settings({"default": {"QUORUM": [f"redis://localhost:{port}" for port in (1, 2, 3)]}}):
             self.assertIn("quorum", url_of(locks))
 
