@@ -37,7 +37,7 @@ PASSED_OVER: Final = {
     "LeaseEnds": {"runtime", "reports", "points", "wake_renewer_at", "on_tick"},
     "UnreadReleases": {"server", "runtime", "wake_at"},
     "Renewer": {"server", "runtime", "points", "send_renewals"},
-    "Requests": {"server", "runtime", "answered", "given_retry_for"},
+    "Requests": {"server", "runtime", "answered", "outages", "given_retry_for"},
     "ServerHistory": {"display_url", "quarantine_seconds", "mark"},
     "Undo": {"server", "runtime", "wake_at"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},

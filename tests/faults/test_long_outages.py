@@ -251,3 +251,23 @@ async def test_a_waiter_of_a_server_that_comes_back_empty_waits_for_the_quaranti
     assert time.monotonic() - back > 1  # the rest of the quarantine, which began with the server's start
     assert mine.fence > lease.fence
     await mine.release()
+
+
+@rule(8)
+async def test_an_outage_costs_two_lines_of_the_log_however_many_wait(mode, proxy, caplog):
+    others, locks = mode.interlock(), mode.interlock(proxy.url)
+    lease = await others.lock("fair").acquire()
+    await locks.ping()
+    session = mode.session(locks)
+    caplog.clear()
+    waiting = [asyncio.ensure_future(acquire_and_release(KINDS["fair lock"], locks, 60)) for _ in range(30)]
+    async with outage("refused", None, proxy):
+        await until(silent_for(session, 3.0))
+    await lease.release()
+    for result in await asyncio.gather(*waiting):
+        assert not isinstance(result, Exception), result
+    said = [record.getMessage() for record in caplog.records if "call" in record.getMessage()]
+    assert len(said) == 2, said
+    assert f"{proxy.url} has served no call for" in said[0]
+    assert "Calls with a timeout go on until its end, all others for 5 s" in said[0]
+    assert f"{proxy.url} serves calls again, after" in said[1]

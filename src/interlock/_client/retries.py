@@ -27,6 +27,7 @@ from interlock._client.error_texts import (
     unavailable_error,
     visible_cause,
 )
+from interlock._client.outages import Outages
 from interlock._protocol import forks
 from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.retry_for import BY_TIMEOUT
@@ -66,6 +67,7 @@ class Requests:
         self.runtime = server.runtime
         self.closed = False  # it sends nothing any more; also in a child, if it began in a parent process
         self.fork_count = forks.count  # of the process in which this client began
+        self.outages = Outages(server)
         self.answered: dict[object, float] = {}  # when the last request with a reply was sent, by node
 
     async def ask_until_answered(
@@ -86,6 +88,7 @@ class Requests:
         server, resource = self.server, question.resource
         retry_until, pause = until, 0.0
         cause: Exception | None = None
+        silent_node: object = None  # which did not answer the last try
         while True:
             if self.closed or not KNOWN[0]:
                 raise self.over_error(resource)
@@ -106,6 +109,8 @@ class Requests:
                     question.unanswered_since = FOREVER
                     node = server.route(resource.keys[0]).node if server.can_fail_over else ONLY_ROUTE.node
                     self.answered[node] = sent
+                    if self.outages.since:
+                        self.outages.end({node, silent_node}, self.runtime.now())
                     return reply, sent
                 question.in_doubt, cause, stale = True, ServerError(OLD_PRIMARY_MAY_GRANT), False
             except Disconnected as error:
@@ -124,6 +129,7 @@ class Requests:
             # Once more: a reply to a heartbeat, which arrived meanwhile, does not answer this request.
             question.unanswered_since = min(question.unanswered_since, sent)
             assert cause is not None  # the last try, or one before it, has set the cause
+            silent_node = self._note_silence(question, cause)
             retry_until = min(retry_until, sent + self.retry_for(until))
             pause = pause if stale else _next_pause(pause)
             await self._pause_before_retry(question, cause, pause, retry_until)
@@ -135,6 +141,13 @@ class Requests:
         if not is_transient(str(error)):
             question.unanswered_since = FOREVER  # an error is an answer
             raise server_error(question.resource, self.server.display_url, str(error)) from None
+
+    def _note_silence(self, question: Question, cause: Exception) -> object:
+        """Note for the log that a request of this question has no reply. Returns the node that was asked."""
+        node = self._node_of(question.resource)
+        since = max(question.unanswered_since, self.answered.get(node, -FOREVER))
+        self.outages.note(node, since, self.runtime.now(), cause, (self.retry_for(0.0), self.retry_for(FOREVER)))
+        return node
 
     def _node_of(self, resource: Resource) -> object:
         return self.server.route(resource.keys[0]).node if self.server.can_fail_over else ONLY_ROUTE.node
