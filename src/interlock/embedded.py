@@ -42,6 +42,7 @@ server with its starter. Where that matters, run a server of your own and give i
 from __future__ import annotations
 
 import atexit
+import contextlib
 import fcntl
 import importlib.util
 import os
@@ -406,14 +407,16 @@ _locks: set[int] = set()  # open lock files
 
 
 def _disown() -> None:
-    for process in (process for pair in _processes.values() for process in pair):
+    processes, locks = [process for pair in _processes.values() for process in pair], [*_locks]
+    _processes.clear()
+    _locks.clear()
+    for process in processes:
         if process.stdin is not None:
             process.stdin.close()
         process.poll()  # learns that it is no child of this process, so that Popen does not warn that it still runs
-    for lock in _locks:
-        os.close(lock)
-    _processes.clear()
-    _locks.clear()
+    for lock in locks:
+        with contextlib.suppress(OSError):  # the program has closed all of its files
+            os.close(lock)
 
 
 after_fork(_disown)

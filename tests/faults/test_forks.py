@@ -31,6 +31,11 @@ CASES = {
     "servers": "a private server stays with the parent",
     "drop-ins": "connections of the child",
     "created-only": "tokens and the registry name the child",
+    "closing": "the client begins anew although another thread closes the parent's",
+    "before-write": "a request of the parent is not written once more",
+    "election": "a child that returns from a leader's work does not campaign",
+    "goes-on-in-loop": "a child in the running loop of its parent takes no reply from it",
+    "renewed-drop-in": "a release waits for no thread of the parent",
 }
 
 

@@ -228,8 +228,8 @@ FOUND: Final = (
         (
             Change(
                 REQUESTS,
-                "acks is not None or may_have_written(str(error))",
-                "acks is not None",
+                "has_acks or may_have_written(str(error))",
+                "has_acks",
             ),
         ),
         (Tests(("topologies/test_cluster.py",), "ends_midway"),),

@@ -79,7 +79,7 @@ class ElectionCore(LockCore[LeaseT]):
         try:
             yield watch
         except ConfigError:
-            if not watch.core.requests.closed:
+            if not watch.core.requests.closed or watch.core.requests.is_of_parent:
                 raise
         finally:
             watch.close()
@@ -109,7 +109,7 @@ class ElectionCore(LockCore[LeaseT]):
     @staticmethod
     def _campaigns_again(lease: Any, error: LeaseLost) -> bool:
         """Whether run() goes on after this error: not if the lease was released. Raises the error of another lease."""
-        if lease is None or error.token != lease.token:
+        if lease is None or error.token != lease.token or lease._grant.why_ended == Grant.FORKED:
             raise error
         # The state does not tell: it is RELEASED also for a lease whose release has found that the lease was lost.
         return str(error) != str(lease._grant.error(Grant.RELEASED))

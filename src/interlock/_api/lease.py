@@ -66,7 +66,7 @@ class WatchedCore(Face):
     __slots__ = ("_bodies", "_end_event", "_lost_event", "_made_by")
     _event_type: Callable[[], Any]
     _made_by: Core
-    """The client that acquired it. Use `_core`."""
+    """The client that acquired it: for an answer about the lease. Else use `_core`."""
     _lost_event: Any
     _end_event: Any
     _hints = LEASE_HINTS
@@ -211,7 +211,7 @@ class LeaseCore(WatchedCore):
     def state(self) -> LeaseState:
         """HELD, JEOPARDY, LOST or RELEASED, judged now."""
         grant, hold = self._grant, self._grant.hold
-        now = self._core.runtime.now()
+        now = self._made_by.runtime.now()
         if why := grant.reason_ended(now):
             return LeaseState.RELEASED if why == Grant.RELEASED else LeaseState.LOST
         at_risk = hold.renewal_failing or (
@@ -222,11 +222,11 @@ class LeaseCore(WatchedCore):
     def _remaining(self) -> float:
         if self._grant.why_ended is not None or self._grant.has_passed:
             return 0.0
-        return max(0.0, self._grant.hold.deadline - self._core.runtime.now())
+        return max(0.0, self._grant.hold.deadline - self._made_by.runtime.now())
 
     def _ensure(self) -> None:
-        if why := self._grant.reason_ended(self._core.runtime.now()):
-            raise self._grant.error(self._core.ends.why_lost(self._grant, why))
+        if why := self._grant.reason_ended(self._made_by.runtime.now()):
+            raise self._grant.error(self._made_by.ends.why_lost(self._grant, why))
 
     async def _release(self) -> bool:
         if self._leaves_inner():

@@ -9,7 +9,8 @@ the parent has left.
 Rules.
 (a) A reader says `if not KNOWN[0]: notice()`. That takes 20 ns; to compare with `os.getpid()` would take 110.
 (b) `notice` resets everything once, however many threads arrive together, and returns when all is reset. It waits for
-    no lock that a thread of the parent may have held at the fork: the locks here have the process id as their key.
+    no lock that a thread of the parent may have held at the fork: the locks here have the process id as their key. (A
+    child in a pid namespace of its own may have the id of its parent, which then must have been in `notice` itself.)
 (c) A callback of `after_fork` sends nothing, and may run twice: an interrupt may end it, and a signal handler that uses
     a lock may run in the middle of it.
 (d) The page is written last. Until then each answer about a lease is that it belongs to the parent.
@@ -24,6 +25,7 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Final, Protocol
 
+from interlock._protocol.log import log
 from interlock._protocol.mutex import Mutex
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ MADV_WIPEONFORK: Final = 18  # of Linux 4.14 and later
 NO_ADVICE: Final = -1
 
 count: int = 0
-"""Forks between the first process that imported this module, and this one. What stores the number belongs to the
-process with that number."""
+"""A number that no parent of this process has, and that grows. What stores it belongs to the process with that
+number."""
 
 
 class Known(Protocol):
@@ -97,7 +99,10 @@ def notice() -> None:
             return
         count += 1
         for callback in _callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # noqa: BLE001 (logged: else every later call would raise it)
+                log.exception("interlock: a child could not reset something of its parent")
             if KNOWN[0]:  # a signal handler in the middle of the callback has reset everything
                 return
         KNOWN[0] = 1

@@ -35,6 +35,7 @@ from interlock._people.observed import BY_CALLERS, by_workers
 from interlock._people.registry import Registry
 from interlock._people.timeouts import Timeouts
 from interlock._people.views import Views
+from interlock._protocol import forks
 from interlock._protocol.names import token_part
 from interlock._protocol.retry_for import BY_TIMEOUT
 from interlock._protocol.snapshot import snapshot
@@ -86,6 +87,8 @@ class Session:
         self._start()
         track(self)
         self.report()  # second: an observer that is added from here on finds this session
+        if self.requests.fork_count != forks.count:  # a signal handler has forked before `track`
+            self._start()
 
     def _start(self) -> None:
         server = self.server
@@ -232,12 +235,12 @@ class Session:
 
     async def close(self) -> None:
         """Release all leases and leave every queue, in bounded time; wake all waiters, and end the workers."""
-        open_sessions.discard(self)
         now = self.runtime.now()
         try:
             await self.unread_releases.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
         finally:
             await self._release_all_and_end(now + CLOSE_TIMEOUT)
+            open_sessions.discard(self)  # last: a child that another thread forks meanwhile must reset this session
 
     async def _release_all_and_end(self, until: float) -> None:
         try:

@@ -14,6 +14,7 @@ Rules.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Final, Protocol
 
 from interlock._quarantine.stamp import IdentityStamp
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 Command = bytes
 """A command as it travels: see `resp`."""
 NO_STAMP: Final = IdentityStamp(None, None, "-", " ")  # of a connection before its handshake is over: it sends nothing
+
+
+def inode_of(number: int) -> int:
+    """What tells the file with this number from one that gets the number later; 0 if there is no such file."""
+    try:
+        return os.fstat(number).st_ino
+    except OSError:
+        return 0
 
 
 class PendingReplies:

@@ -50,6 +50,8 @@ from redis import StrictRedis
 from redis.exceptions import AuthenticationError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from interlock._protocol import forks
+from interlock._protocol.forks import KNOWN
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
 from interlock._protocol.names import positive_int
@@ -145,6 +147,7 @@ class Lock:
         self._resource = plain_key.plain_key_resource(self._name, self._signal, self._signal_expire)
         self._lock_renewal_interval = self._expire * 2 / 3 if auto_renewal and self._expire else None
         self._lock_renewal_thread = None
+        self._lock_renewal_fork_count = 0  # of the process in which the thread runs
         self._lock_renewal_stop = threading.Event()
         self._token: str | None = None  # of the attempt by which this object acquired the lock
         self._may_have_left = False  # interlock undoes an attempt, or releases, in the background
@@ -360,14 +363,15 @@ class Lock:
         self._lock_renewal_thread = threading.Thread(
             target=_renew, args=(lock, interval, self._expire, stop), name=f"renewal of {self._name}", daemon=True
         )
+        self._lock_renewal_fork_count = forks.count
         self._lock_renewal_thread.start()
 
     def _stop_lock_renewer(self) -> None:
         thread, self._lock_renewal_thread = self._lock_renewal_thread, None
-        if thread is not None:
+        # In a child after a fork the thread is not there, whatever `is_alive` says.
+        if thread is not None and KNOWN[0] and self._lock_renewal_fork_count == forks.count:
             self._lock_renewal_stop.set()
-            if thread.is_alive():  # not so in a child after a fork
-                thread.join()
+            thread.join()
 
     # What all of these share
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import gc
 import mmap
 import os
@@ -28,7 +29,9 @@ import interlock.aio
 from harness.unseen import HOW
 from interlock import embedded
 from interlock._protocol import forks
-from interlock.errors import ConfigError
+from interlock._transports.asyncio.connection import AsyncioConnection
+from interlock._transports.blocking.connection import BlockingConnection
+from interlock.errors import ConfigError, LeaseLost
 
 case, how, url = sys.argv[1:]
 fork = HOW[how]
@@ -256,6 +259,131 @@ def drop_ins() -> None:
     other.release()
 
 
+def closing() -> None:
+    """Another thread closes the Interlock at the fork: the child begins anew all the same."""
+    locks = interlock.Interlock(url)
+    lock, session = locks.lock("a"), locks._session
+    lock.acquire().release()
+    settles, goes_on, settle = threading.Event(), threading.Event(), session.unread_releases.settle
+
+    async def slow(*args) -> None:
+        settles.set()
+        goes_on.wait()
+        await settle(*args)
+
+    session.unread_releases.settle = slow
+    thread = threading.Thread(target=locks.close)
+    thread.start()
+    settles.wait()
+
+    def child() -> None:
+        with lock as lease:
+            assert lease.token.split("/")[1] == str(os.getpid()), lease.token
+
+    in_child(child)
+    goes_on.set()
+    thread.join()
+
+
+def before_write() -> None:
+    """A signal handler forks just before a request is written: the child does not write it to the parent's server."""
+    locks = interlock.Interlock(url)
+    other = interlock.Interlock(url)
+    held, child = other.lock("y").acquire(), []
+    locks.lock("x").acquire().release()
+    limits = BlockingConnection._set_timeout
+
+    def handler(connection, until) -> None:
+        if not child:
+            child.append(fork())
+            if child == [0]:
+                BlockingConnection.read = lambda *_: os._exit(4)  # it has written, and leaves the reply to the parent
+        limits(connection, until)
+
+    BlockingConnection._set_timeout = handler
+    try:
+        lease = locks.lock("x").acquire(timeout=4)
+    except ConfigError:
+        os._exit(0 if child == [0] else 2)
+    if child == [0]:
+        os._exit(3)
+    BlockingConnection._set_timeout = limits
+    assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 0
+    assert locks.lock("y").try_acquire() is None
+    assert locks.lock("x").inspect().holder == lease.token
+    assert lease.release()
+    assert held.release()
+
+
+def election() -> None:
+    """A child that returns from the work of a leader does not campaign."""
+    locks, ran = interlock.Interlock(url), []
+
+    def work(lease) -> None:
+        ran.append(os.getpid())
+        if not (pid := fork()):
+            signal.alarm(20)
+            return
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        lease.ensure()
+
+    try:
+        locks.election("leads").run(work)
+    except LeaseLost as error:
+        os._exit(0 if len(ran) == 1 and ran != [os.getpid()] and "child" in str(error) else 2)
+    assert ran == [os.getpid()]
+
+
+def goes_on_in_loop() -> None:
+    """A child that goes on in the running loop of its parent takes no reply from the parent."""
+
+    async def main() -> None:
+        locks = interlock.aio.Interlock(url)
+        async with locks.lock("a", ttl=3) as lease:
+            if not (pid := fork()):
+                signal.alarm(20)
+                received, calls = AsyncioConnection.data_received, []
+
+                def receives(connection, data) -> None:
+                    calls.append(len(data))
+                    if how == "os.fork" or len(calls) > 1:  # in C it notices the fork by the first
+                        os._exit(4)
+                    received(connection, data)
+
+                AsyncioConnection.data_received = receives
+                end = time.monotonic() + 1
+                while time.monotonic() < end:
+                    await asyncio.sleep(0)
+                os._exit(0)
+            for number in range(300):
+                async with asyncio.timeout(4), locks.lock(f"b:{number % 7}"):
+                    pass
+                await asyncio.sleep(0.004)
+            assert lease.state == "held"
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        await locks.close()
+
+    asyncio.run(main())
+
+
+def renewed_drop_in() -> None:
+    """A child that releases a lock with `auto_renewal` waits for no thread of its parent."""
+    import redis
+
+    from interlock.compat import redis_lock
+
+    mine = redis_lock.Lock(redis.Redis.from_url(url), "l", expire=20, auto_renewal=True)
+    assert mine.acquire()
+
+    def child() -> None:
+        with contextlib.suppress(RuntimeError):
+            mine.release()
+
+    in_child(child)
+    with contextlib.suppress(RuntimeError):  # as with the original, whoever knows the id releases the lock
+        mine.release()
+
+
 def created_only() -> None:
     """An Interlock that was not used before the fork names the child in its tokens and in the registry."""
     locks = interlock.Interlock(url)
@@ -272,7 +400,8 @@ def created_only() -> None:
 CASES = {
     "many-threads": many_threads, "at-exit": at_exit, "finalized": finalized, "kinds": kinds, "in-handler": in_handler,
     "same-loop": same_loop, "tasks-at-exit": tasks_at_exit, "servers": servers, "drop-ins": drop_ins,
-    "created-only": created_only,
+    "created-only": created_only, "closing": closing, "before-write": before_write, "election": election,
+    "goes-on-in-loop": goes_on_in_loop, "renewed-drop-in": renewed_drop_in,
 }  # fmt: skip
 CASES[case]()
 print("OK", flush=True)

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._connect.address import NO_PRIMARY
+from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import TRUSTED_FOR
@@ -57,6 +58,7 @@ class AsyncioConnection(asyncio.Protocol):
         self.broken: Disconnected | None = None
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.transport: asyncio.Transport
+        self.inode = 0  # of its socket
         self.redis_writer: object  # of redis-py; kept, because its collection would close the transport
         self._sent_count = 0  # requests sent so far
         self._mark = 0  # `_sent_count` at the time `_marked`: each request after these was sent later
@@ -136,6 +138,9 @@ class AsyncioConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Give each reply to the first future of the row, and each push to the push handler."""
+        if not KNOWN[0]:
+            notice()  # the child of a fork goes on in a loop of its parent: this was a reply to the parent
+            return
         if self.broken is not None:  # after an interrupt the futures of the row may not match the replies
             return
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -15,6 +17,7 @@ from interlock._protocol.timing import FOREVER, now
 from interlock._quarantine.primacy import NOT_NAMED, TRUSTED_FOR
 from interlock._transports.asyncio.connection import AsyncioConnection
 from interlock._transports.asyncio.runtime import cancel, end_wait
+from interlock._transports.connections import inode_of
 from interlock._transports.handshake import complete_handshake, handshake_commands, is_same_primary
 from interlock._transports.idle import set_socket_options
 from interlock._transports.pushes import next_pause, spread
@@ -233,6 +236,7 @@ class AsyncioPool:
         writer: Any = redis_connection._writer
         redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport
+        connection.inode = inode_of(writer.transport.get_extra_info("socket").fileno())
         set_socket_options(writer.transport.get_extra_info("socket"), self.address.parameters)
         writer.transport.set_protocol(connection)
         return connection
@@ -293,15 +297,30 @@ class AsyncioPool:
             await asyncio.sleep(0)  # its transport closes the socket in the turn after that
 
     def reset_after_fork(self) -> None:
-        """See ConnectionPool. Keeps the parent's connections and tasks without closing any.
+        """See ConnectionPool. Keeps the parent's connections and tasks, and closes no transport.
 
-        The parent still polls its sockets. A child that closed a socket in the ordinary way would remove the socket
-        from the parent's poll.
+        Parent and child share what the loop polls (epoll). A child that closed a transport would take its socket out of
+        the parent's poll, and one that goes on in that loop would read the parent's replies. So in the child a socket
+        on which nothing arrives gets the number of each.
         """
+        for connection in [*self._spares, *([self._connection] if self._connection is not None else [])]:
+            _cut_off(connection)
         _parents.append((self._connection, self._spares, self._tasks, self.loop))
 
 
-_parents: list[object] = []
+_parents: list[object] = []  # kept: collecting them would close them
+
+
+def _cut_off(connection: AsyncioConnection) -> None:
+    """Let this process's copy of a parent's socket be another one, unless the program has closed the copy before."""
+    number = connection.transport.get_extra_info("socket").fileno()
+    if number < 0 or inode_of(number) != connection.inode:
+        return
+    silent, other_end = socket.socketpair()
+    _parents.append(other_end)
+    with silent:
+        silent.setblocking(False)
+        os.dup2(silent.fileno(), number, inheritable=False)
 
 
 async def _set_up_or_abort(redis_connection: Any) -> None:

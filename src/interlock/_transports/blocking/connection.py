@@ -12,9 +12,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._connect.refusals import connection_error
+from interlock._protocol.forks import KNOWN
 from interlock._protocol.server import Disconnected
 from interlock._protocol.timing import FOREVER, now
-from interlock._transports.connections import NO_STAMP, PendingReplies
+from interlock._transports.connections import NO_STAMP, PendingReplies, inode_of
 from interlock._transports.handshake import complete_handshake, handshake_commands
 from interlock._transports.idle import set_socket_options
 from interlock._transports.resp import WAITING, reader
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 # The kernel enforces the timeout of a plain socket only. A TLS socket enforces its own timeout, and so does a socket of
 # gevent, which never blocks.
 _SOCKET: Final = socket.socket if socket.socket.__module__ == "socket" else None
+
+
+OF_PARENT: Final = "the connection belongs to the parent process"
 
 
 class Owner(Protocol):
@@ -62,6 +66,7 @@ class BlockingConnection:
         "_sock",
         "_unread",
         "fresh",
+        "inode",
         "is_counted",
         "last_answered_sent",
         "named",
@@ -88,6 +93,7 @@ class BlockingConnection:
             raise
         sock: Any = self._redis_connection._sock
         self._sock: socket.socket = sock  # from here on redis-py does nothing more
+        self.inode = inode_of(sock.fileno())
         pool.open_connections.add(self)
         self._reader = reader()
         self._unread: deque[PendingReplies] = deque()  # in the order in which their commands were sent
@@ -148,9 +154,11 @@ class BlockingConnection:
 
     def write(self, packed: bytes, until: float = FOREVER) -> None:
         """Send packed commands. Raises Disconnected."""
-        if until != FOREVER or self._limit != self.timeout:
-            self._set_timeout(until)
         try:
+            if until != FOREVER or self._limit != self.timeout:
+                self._set_timeout(until)
+            if not KNOWN[0]:  # a signal handler has forked in C since the call began: its reply would reach the parent
+                raise Disconnected(OF_PARENT, sent=False)
             self._sock.sendall(packed)
         except OSError as error:
             raise self._disconnected(error) from None
@@ -160,6 +168,8 @@ class BlockingConnection:
         reader = self._reader
         while (reply := reader.gets()) is WAITING:
             try:
+                if not KNOWN[0]:
+                    raise Disconnected(OF_PARENT, sent=True)
                 data = self._sock.recv(65536)
             except OSError as error:
                 raise self._disconnected(error) from None
@@ -239,6 +249,12 @@ class BlockingConnection:
         """Shut the socket down, so that a thread that waits for its data wakes up with an error."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close_copy(self) -> None:
+        """In a child after a fork: close the copy of the parent's socket, unless the program has closed it before."""
+        if inode_of(self._sock.fileno()) != self.inode:
+            self._sock.detach()
+        self.close()
 
     def close(self) -> None:
         """Close the socket in this process only: the parent of a fork may still use the same connection."""

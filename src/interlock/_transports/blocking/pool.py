@@ -310,5 +310,5 @@ class BlockingPool:
     def reset_after_fork(self) -> None:
         """See ConnectionPool. Closes this process's copies of the sockets; the connections belong to the parent."""
         for connection in snapshot(self.open_connections):
-            connection.close()
+            connection.close_copy()
         self._start()

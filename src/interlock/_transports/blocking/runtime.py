@@ -48,7 +48,7 @@ class AutoResetEvent:
             if self._lock.acquire(timeout=max(0.0, min(left, longest))):
                 return True
             if not KNOWN[0]:  # a signal handler has forked in C
-                notice()  # which sets all events of the parent's clients, and so may set this one
+                notice()  # which wakes the callers of the parent's clients, of which this may be one
             elif left <= longest:
                 return False
 

@@ -27,6 +27,7 @@ from interlock._people.views import MOST, Name
 from interlock._protocol.forks import KNOWN, after_fork, notice
 from interlock._protocol.log import log
 from interlock._protocol.run_to_end import run
+from interlock._protocol.snapshot import snapshot
 from interlock.contrib.web.past import Pasts
 from interlock.contrib.web.rows import deadlock_row, details_of, process_rows, row_of, text
 from interlock.errors import LockError
@@ -404,7 +405,7 @@ _feeds: weakref.WeakSet[Feed] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for feed in _feeds:
+    for feed in snapshot(_feeds):
         feed._begin_anew()
 
 
