@@ -186,9 +186,9 @@ async def test_a_waiter_that_was_stopped_gets_the_lock_later(mode):
 @pytest.mark.parametrize("how", HOW)
 async def test_a_child_after_fork_holds_nothing_and_has_connections_of_its_own(mode, clean, how):
     locks = mode.interlock()
-    async with processes(mode, 1) as (parent,):
+    async with processes(mode, 1, None, how) as (parent,):
         await parent.do("acquire", "a", {"ttl": 4}, 5)
-        child = await parent.do("fork", "a", how)
+        child = await parent.do("fork", "a")
         assert child == {
             "state": "lost", "remaining": 0.0, "lost": True, "ended": True, "ensure": "LeaseLost",
             "execute": "LeaseLost", "extend": "LeaseLost", "exit": "LeaseLost", "release": False, "busy": True,

@@ -44,10 +44,10 @@ class LockProcess:
     """One process that runs lock_client.py."""
 
     @classmethod
-    async def start(cls, mode, url: str | None = None) -> LockProcess:
+    async def start(cls, mode, url: str | None = None, *more: str) -> LockProcess:
         self = cls()
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, str(PROGRAMS / "lock_client.py"), url or mode.url, mode.name,
+            sys.executable, str(PROGRAMS / "lock_client.py"), url or mode.url, mode.name, *more,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip
         await self.answer()
@@ -85,9 +85,9 @@ class LockProcess:
 
 
 @contextlib.asynccontextmanager
-async def processes(mode, number: int, url: str | None = None):
+async def processes(mode, number: int, url: str | None = None, *more: str):
     """Start so many processes of this mode, on its server or that of `url`; kill them at the end."""
-    started = [await LockProcess.start(mode, url) for _ in range(number)]
+    started = [await LockProcess.start(mode, url, *more) for _ in range(number)]
     try:
         yield started
     finally:

@@ -661,7 +661,7 @@ KNOWN: Final = (
             ),
             Change(FORKS, "        if KNOWN[0]:\n            return\n        count", "        count"),
         ),
-        (Tests(("faults/test_processes.py",), "fork and in-C"),),
+        (Tests(("faults/test_processes.py",), "fork and unseen"),),
     ),
     Plant(
         "a call of the parent goes on in a child that a signal handler forks",

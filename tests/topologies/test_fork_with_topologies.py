@@ -52,10 +52,12 @@ class Parent:
 
 
 @contextlib.asynccontextmanager
-async def parent(mode, urls):
+async def parent(mode, urls, how="os.fork"):
     script = str(PROGRAMS / "forking.py")
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, script, mode.name, *urls, stdin=pipe, stdout=pipe)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, script, mode.name, how, *urls, stdin=pipe, stdout=pipe
+    )
     try:
         yield Parent(process)
         process.stdin.close()
@@ -86,13 +88,13 @@ async def test_a_child_after_fork_connects_anew_and_its_parent_goes_on(mode, top
         locks = mode.interlock(urls if topology == "quorum" else urls[0], max_ttl=5)
         wanted = await locks.lock("wanted", ttl=5).acquire()
         named = [f"{url}{'&' if '?' in url else '?'}client_name=parent" for url in urls]
-        async with parent(mode, named) as forking:
-            await forking.does("hold" if how == "os.fork" else "hold idle")  # see fork_in_c
+        async with parent(mode, named, how) as forking:
+            await forking.does("hold")
             await until(lambda: waits(locks.lock("wanted")))
             before = connections(group)
             assert before
             for _ in range(2):
-                await forking.does(f"fork {how}")
+                await forking.does("fork")
             assert before <= connections(group)
             assert await forking.does("go") == "renewed"
             await wanted.release()

@@ -1,6 +1,6 @@
 """What a child does after a fork, with and without Python's hooks; one case a run.
 
-    python forked.py [by-id] CASE os.fork|in-C URL
+    python forked.py [by-id] CASE os.fork|unseen URL
 
 Prints OK if the case holds in the parent and in the child. With by-id, the kernel clears no page for the client.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import ctypes
 import gc
 import mmap
 import os
@@ -24,17 +25,20 @@ if sys.argv[1] == "by-id":
     del sys.argv[1]
     mmap.mmap = lambda *_args, **_options: (_ for _ in ()).throw(OSError("none here"))
 
-import interlock
-import interlock.aio
-from harness.unseen import HOW
-from interlock import embedded
-from interlock._protocol import forks
-from interlock._transports.asyncio.connection import AsyncioConnection
-from interlock._transports.blocking.connection import BlockingConnection
-from interlock.errors import ConfigError, LeaseLost
+from harness.unseen import fork_in_c, hide_forks
+
+hide_forks()
+
+import interlock  # noqa: E402
+import interlock.aio  # noqa: E402
+from interlock import embedded  # noqa: E402
+from interlock._protocol import forks  # noqa: E402
+from interlock._transports.asyncio.connection import AsyncioConnection  # noqa: E402
+from interlock._transports.blocking.connection import BlockingConnection  # noqa: E402
+from interlock.errors import ConfigError, LeaseLost  # noqa: E402
 
 case, how, url = sys.argv[1:]
-fork = HOW[how]
+fork = os.fork
 
 
 def in_child(work, *, exits: bool = False) -> None:
@@ -372,8 +376,11 @@ def renewed_drop_in() -> None:
 
     from interlock.compat import redis_lock
 
+    global fork  # noqa: PLW0603
     mine = redis_lock.Lock(redis.Redis.from_url(url), "l", expire=20, auto_renewal=True)
     assert mine.acquire()
+    if how != "os.fork":  # Python's own part of a fork would mark the thread as ended
+        fork = fork_in_c
 
     def child() -> None:
         with contextlib.suppress(RuntimeError):
@@ -382,6 +389,46 @@ def renewed_drop_in() -> None:
     in_child(child)
     with contextlib.suppress(RuntimeError):  # as with the original, whoever knows the id releases the lock
         mine.release()
+
+
+def finds_out() -> None:
+    """Each child of a fork in C finds out by itself, and its parent is not disturbed, with either kind of `KNOWN`."""
+    for known in (forks.KNOWN, forks.KnownById()):
+        known[0] = 1
+
+        def child(known=known) -> int:
+            if known[0] or exit_of(lambda: 9 if known[0] else 7) != 7:
+                return 2
+            known[0] = 1
+            return 3 if known[0] and exit_of(lambda: 9 if known[0] else 8) == 8 and known[0] else 4
+
+        assert exit_of(child) == 3
+        assert known[0]
+
+
+def same_id() -> None:
+    """A child with the process id of its parent finds out, too: each is the first of a pid namespace of its own."""
+    newpid = 0x20000000  # CLONE_NEWPID
+    libc = ctypes.CDLL(None)
+
+    def grandchild() -> int:
+        return 7 if os.getpid() == 1 and not forks.KNOWN[0] else 2
+
+    def child() -> int:
+        forks.KNOWN[0] = 1
+        return 3 if os.getpid() == 1 and libc.unshare(newpid) == 0 and exit_of(grandchild) == 7 else 2
+
+    code = exit_of(lambda: 9 if libc.unshare(newpid) else exit_of(child))
+    if code == 9:
+        sys.exit("this user may make no pid namespaces")
+    assert code == 3
+
+
+def exit_of(work) -> int:
+    """The exit status of a child that runs this."""
+    if not (pid := fork_in_c()):
+        os._exit(work())
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def created_only() -> None:
@@ -402,6 +449,7 @@ CASES = {
     "same-loop": same_loop, "tasks-at-exit": tasks_at_exit, "servers": servers, "drop-ins": drop_ins,
     "created-only": created_only, "closing": closing, "before-write": before_write, "election": election,
     "goes-on-in-loop": goes_on_in_loop, "renewed-drop-in": renewed_drop_in,
+    "finds-out": finds_out, "same-id": same_id,
 }  # fmt: skip
 CASES[case]()
 print("OK", flush=True)

@@ -1,14 +1,13 @@
 """A parent that holds leases, works and waits at several servers, and forks.
 
-    python forking.py threads|asyncio URL [URL ...]      (several URLs: a quorum)
+    python forking.py threads|asyncio os.fork|unseen URL [URL ...]      (several URLs: a quorum)
 
 It runs the commands of stdin, one a line, and prints a line after each:
 
     use NAME     acquire and release it, if the lock can be acquired within 2 s
     hold         12 leases of 1.5 s; wait for "wanted", woken by nothing but a push; work on others all the time
-    hold idle    the same, without the work
     look NAME    fork a child that says whether it gets this lock at once
-    fork HOW     a child that uses all of it in both ways, and ends in the ordinary way: "os.fork" or "in-C"
+    fork         a child that uses all of it in both ways, and ends in the ordinary way
     go           until each lease was renewed twice since; then until "wanted" is ours; then give all back
 """
 
@@ -23,13 +22,16 @@ import sys
 import threading
 import traceback
 
-import interlock
-import interlock.aio
-from harness.unseen import HOW
-from interlock._client import waiting as _waiters
+from harness.unseen import hide_forks
+
+hide_forks()
+
+import interlock  # noqa: E402
+import interlock.aio  # noqa: E402
+from interlock._client import waiting as _waiters  # noqa: E402
 
 _waiters.HEARTBEAT_INTERVAL = 1000.0  # a push that is lost would be missed for ever
-mode, *urls = sys.argv[1:]
+mode, _how, *urls = sys.argv[1:]
 NAMES = [f"held-{number}" for number in range(12)]
 TTL = 1.5
 
@@ -94,9 +96,9 @@ def inside(mutex):
     running.join()
 
 
-def child(work, how: str = "os.fork") -> int:
+def child(work) -> int:
     """Run this in a child of fork(); its result."""
-    pid = HOW[how]()
+    pid = os.fork()
     if pid:
         return pid
     signal.alarm(20)  # one that waits for ever would outlive the test
@@ -128,10 +130,10 @@ class Blocking:
         with contextlib.suppress(interlock.LockError), self.locks.lock(name).acquire(2):
             pass
 
-    async def hold(self, workers: int) -> None:
+    async def hold(self) -> None:
         self.leases = [self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
         self.waiter = threading.Thread(target=lambda: self.won.append(self.locks.lock("wanted").acquire()))
-        self.workers = [threading.Thread(target=self.work, args=(number,)) for number in range(workers)]
+        self.workers = [threading.Thread(target=self.work, args=(number,)) for number in range(2)]
         for thread in (self.waiter, *self.workers):
             thread.start()
 
@@ -175,10 +177,10 @@ class Async(Blocking):
             async with await self.locks.lock(name).acquire(2):
                 pass
 
-    async def hold(self, workers: int) -> None:
+    async def hold(self) -> None:
         self.leases = [await self.locks.lock(name, ttl=TTL).acquire() for name in NAMES]
         self.waiter = asyncio.ensure_future(self.locks.lock("wanted").acquire())
-        self.workers = [asyncio.ensure_future(self.work(number)) for number in range(workers)]
+        self.workers = [asyncio.ensure_future(self.work(number)) for number in range(2)]
 
     async def work(self, number: int) -> None:
         while not self.over:
@@ -231,12 +233,12 @@ async def main() -> None:
         if verb == "use":
             await parent.use(*args)
         elif verb == "hold":
-            await parent.hold(workers=0 if args else 2)
+            await parent.hold()
         elif verb == "look":
             said = {10: "no", 11: "yes"}[await say(None, ended, child(lambda: parent.looking(*args)))]
         elif verb == "fork":
             with inside(parent.locks._session.runtime.mutex):
-                pid = child(parent.inherited, *args)
+                pid = child(parent.inherited)
             assert await say(None, ended, pid) == 0
         elif verb == "go":
             await renewed(parent.leases)

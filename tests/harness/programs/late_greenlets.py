@@ -22,7 +22,7 @@ if before == "made":
 if before == "used":
     locks.lock("before").acquire().release()
 if before == "held":
-    held = locks.lock("before", ttl=1).acquire()
+    held = locks.lock("before").acquire()
 
 warnings.simplefilter("ignore")  # of a patch that comes late
 greenlets = importlib.import_module(library)

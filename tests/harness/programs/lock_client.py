@@ -1,9 +1,9 @@
 """A process that runs commands on locks: one JSON command a line on stdin, one JSON answer a line on stdout.
 
-    python lock_client.py URL threads|asyncio
+    python lock_client.py URL threads|asyncio [os.fork|unseen]
 
 Commands: ["acquire", lock, {options}, timeout], ["release", lock], ["ensure", lock], ["lost", lock],
-["fork", lock, how], ["on_sigterm"], ["exit"]. An answer is the result, or {"error": class, "text": message}.
+["fork", lock], ["on_sigterm"], ["exit"]. An answer is the result, or {"error": class, "text": message}.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import signal
 import sys
 import time
 
-import interlock
-import interlock.aio
-from harness.unseen import HOW
+from harness.unseen import hide_forks
+
+hide_forks()
+
+import interlock  # noqa: E402
+import interlock.aio  # noqa: E402
 
 
 class Blocking:
@@ -67,10 +70,10 @@ class Blocking:
     async def release(self, name):
         return self.leases[name].release()
 
-    async def fork(self, name, how="os.fork"):
+    async def fork(self, name):
         """Fork; what the child sees of the holder's lease, sent through a pipe."""
         read, write = os.pipe()
-        if not HOW[how]():
+        if not os.fork():
             answer = {}
             lease = self.leases[name]
             answer["remaining"], answer["state"] = lease.remaining(), lease.state.value
@@ -145,9 +148,9 @@ class Async(Blocking):
     async def release(self, name):
         return await self.leases[name].release()
 
-    async def fork(self, name, how="os.fork"):
+    async def fork(self, name):
         read, write = os.pipe()
-        if not HOW[how]():
+        if not os.fork():
             lease = self.leases[name]
             answer = {"remaining": lease.remaining(), "state": lease.state.value}
             answer["lost"], answer["ended"] = lease.lost.is_set(), lease.ended.is_set()
@@ -184,7 +187,7 @@ class Async(Blocking):
         return answer
 
 
-async def main(url: str, mode: str) -> None:
+async def main(url: str, mode: str, *_how: str) -> None:
     client = (Blocking if mode == "threads" else Async)(url)
     loop = asyncio.get_running_loop()
     say({"pid": os.getpid()})

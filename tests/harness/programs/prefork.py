@@ -1,6 +1,6 @@
 """A parent that works, then forks workers that all use the same Interlock, as gunicorn --preload does.
 
-    python prefork.py URL threads|asyncio WORKERS ROUNDS os.fork|in-C
+    python prefork.py URL threads|asyncio WORKERS ROUNDS os.fork|unseen
 
 Each worker counts up in the server under the lock, without any other protection. Exits with 0 if all of them did.
 """
@@ -13,9 +13,12 @@ import sys
 
 import redis
 
-import interlock
-import interlock.aio
-from harness.unseen import HOW
+from harness.unseen import hide_forks
+
+hide_forks()
+
+import interlock  # noqa: E402
+import interlock.aio  # noqa: E402
 
 url, mode, workers, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 locks = interlock.Interlock(url) if mode == "threads" else interlock.aio.Interlock(url)
@@ -55,7 +58,7 @@ else:
     asyncio.run(cooperative(redis.Redis.from_url(url)))
 children = []
 for _ in range(workers):
-    if child := HOW[sys.argv[5]]():
+    if child := os.fork():
         children.append(child)
         continue
     work()
