@@ -341,7 +341,7 @@ def options(connection):
 
 async def connected(mode, target):
     locks = mode.interlock(target)
-    await (await locks.lock("a").acquire()).release()
+    await (await locks.lock("options").acquire()).release()
     (pool,) = pools(mode.session(locks))
     return connections(pool)[0]
 

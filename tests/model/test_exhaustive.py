@@ -226,6 +226,8 @@ PLANTS = {
     "the quarantine counts from a second before the start": (
         "restarts", "a restart", BOTH_HOLD,
         ("_quarantine/identity.py", "max(0.0, self.uptime - 1)", "max(0.0, self.uptime + 1)"),
+        # Else each server that restarts a second after it answered may be a spare, and counts from when it is met.
+        ("_quarantine/server_history.py", "elif any(stamp.may_be_older_than(", "elif None and any(stamp.may_be_older_than("),
     ),
     "a restart without data forgets the quarantine": (
         "restarts", "leases that are renewed", BOTH_HOLD,

@@ -18,7 +18,7 @@ COHORT, COHORTS, UNDO = "_client/cohort.py", "_client/cohorts.py", "_client/undo
 WAITING, HISTORY = "_client/waiting.py", "_quarantine/server_history.py"
 LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_cases.lua", "primitives/permits.lua"
 EXECUTE, GIVING_UP = "conformance/test_execute.py", "conformance/test_giving_up.py"
-MESSAGES: Final = ("conformance/test_messages.py",)
+MESSAGES: Final = ("conformance/test_raw_messages.py",)
 LATE: Final = ("faults/test_network.py",)
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
