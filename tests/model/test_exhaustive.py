@@ -227,7 +227,7 @@ PLANTS = {
         "restarts", "a restart", BOTH_HOLD,
         ("_quarantine/identity.py", "max(0.0, self.uptime - 1)", "max(0.0, self.uptime + 1)"),
         # Else each server that restarts a second after it answered may be a spare, and counts from when it is met.
-        ("_quarantine/server_history.py", "elif any(stamp.may_be_older_than(", "elif None and any(stamp.may_be_older_than("),
+        ("_quarantine/server_history.py", "any(stamp.may_be_older_than(", "0 and any(stamp.may_be_older_than("),
     ),
     "a restart without data forgets the quarantine": (
         "restarts", "leases that are renewed", BOTH_HOLD,
