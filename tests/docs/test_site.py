@@ -29,7 +29,7 @@ def test_each_page_stands_in_the_navigation_once():
     assert {page for page in (ROOT / "docs").rglob("*.md") if page.parent not in folders} - {*pages} == {INDEX}
 
 
-WORDS = 45_000
+WORDS = 46_000
 # Neither code, nor what only a program reads: marks of figures, addresses of links, lines of tables.
 NOT_READ = re.compile(r"<!--.*?-->|```.*?```|(?<=\])\([^)]*\)|^\|[-| ]+\|$|\|", re.DOTALL | re.MULTILINE)
 
@@ -42,7 +42,7 @@ def test_the_pages_for_users_have_a_bounded_number_of_words():
         for _, path in pages
     }
     words = {
-        page.name: len(NOT_READ.sub(" ", page.read_text()).split())
+        str(page.relative_to(ROOT)): len(NOT_READ.sub(" ", page.read_text()).split())
         for page in {INDEX, *pages} - {ROOT / "CHANGELOG.md", ROOT / "README.zh.md"}
     }
     most = sorted(words.items(), key=lambda each: -each[1])[:5]

@@ -312,7 +312,7 @@ KNOWN: Final = (
         (
             Change(
                 "_api/lease.py",
-                "if why := self._grant.reason_ended(self._core.runtime.now()):\n            raise self._grant.error",
+                "if why := self._grant.reason_ended(self._made_by.runtime.now()):\n            raise self._grant.error",
                 "if why := self._grant.end_reason:\n            raise self._grant.error",
             ),
         ),
