@@ -329,7 +329,7 @@ def test_a_server_after_a_spare_in_quarantine_has_not_forgotten_the_one_before(c
     second = meet(memory, "b", 500, sent_at=1000.0)
     clock[0] += 30
     third = meet(memory, "c", 10, sent_at=1030.0)  # a restart of the spare
-    assert past_of(third) == (9, f"@@{first.identity}")
+    assert past_of(third) == (9, first.identity), "it counts from its own start, and says so"
     assert past_of(meet(memory, "d", 500, sent_at=1030.0)) == (0, f"@@{first.identity}")
     assert past_of(meet(memory, "b", 500, sent_at=1030.0)) == (0, f"@d{'d' * 11}:{'d' * 12}"), "it has returned"
     assert second.text[25] == third.text[25] == " ", "the plain cases of the scripts hold there"

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.info import parse_info
 from interlock._protocol.log import log
 from interlock._protocol.timing import now
-from interlock._quarantine.stamp import RETURNED, IdentityStamp
+from interlock._quarantine.stamp import RETURNED, SPARE, IdentityStamp
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
@@ -117,6 +117,7 @@ class ServerHistory:
         elif self._has_returned(stamp, epoch):
             stamp = self._stamp_of_returned(facts, address, isolation_grace, epoch)
         stamp.epoch = epoch
+        stamp.answered_at = max(stamp.answered_at, now())  # its handshake, too, was read
         if stamp.met_at >= self.latest.met_at:  # else a late reply, or a thread that stood still
             self.latest, self.display_url = stamp, address.display_url
         self.replicas = max(self.replicas, facts.replicas)
@@ -133,7 +134,11 @@ class ServerHistory:
         if is_second_failover:  # leases from before the first one may still be lost
             previous = lost_before
         stamp = self._make_stamp(facts, previous, isolation_grace)
-        if any(previous.startswith(each) for each in stamp.lossless_from):
+        is_known = any(stamp.is_of_process(each) for each in list(self.stamps.values()))
+        if is_known and not stamp.is_of_process(before) and not facts.promoted:  # it returns under another replid
+            stamp.previous, stamp.since_ms = f"{RETURNED}{before.identity}", facts.now_ms
+            stamp.lossless_from = []
+        elif any(previous.startswith(each) for each in stamp.lossless_from):
             stamp.previous = "-"
         elif previous != "-" and not facts.promoted:
             self._find_beginning(stamp, before)
@@ -158,6 +163,8 @@ class ServerHistory:
             stamp.since_ms = before.since_ms  # its quarantine goes on
         elif any(stamp.may_be_older_than(each) for each in list(self.stamps.values())):
             stamp.mark_spare()
+        else:
+            stamp.previous = stamp.previous.removeprefix(SPARE)  # `since` is that of a restart
 
     def _stamp_of_returned(
         self, facts: Facts, address: Address, isolation_grace: float, epoch: int | None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from interlock._people import observer
 from interlock._protocol.forks import KNOWN, after_fork, notice
+from interlock._protocol.log import log
 from interlock._protocol.run_to_end import run
 from interlock._protocol.snapshot import snapshot
 from interlock._session.open_sessions import open_sessions
@@ -34,7 +35,10 @@ def _after_fork() -> None:
         # A child of multiprocessing exits without atexit, by its own finalizers, which it sets up after this call.
         util.register_after_fork(open_sessions, _finalize)
     for session in snapshot(open_sessions):
-        session.reset_after_fork()
+        try:
+            session.reset_after_fork()
+        except Exception:  # noqa: BLE001 (logged: the other sessions must not go on with the parent's sockets)
+            log.exception("interlock: a child could not reset a client of its parent")
 
 
 def _finalize(_: Sessions) -> None:

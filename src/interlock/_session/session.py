@@ -239,8 +239,10 @@ class Session:
         try:
             await self.unread_releases.settle(FOREVER, now + CLOSE_TIMEOUT / 2)
         finally:
-            await self._release_all_and_end(now + CLOSE_TIMEOUT)
-            open_sessions.discard(self)  # last: a child that another thread forks meanwhile must reset this session
+            try:
+                await self._release_all_and_end(now + CLOSE_TIMEOUT)
+            finally:
+                open_sessions.discard(self)  # last: a child that another thread forks meanwhile must reset it
 
     async def _release_all_and_end(self, until: float) -> None:
         try:

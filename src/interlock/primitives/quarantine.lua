@@ -32,6 +32,9 @@ local function decide_quarantine(recorded, ttl, fence)
   if successor == IDENTITY then
     local is_known = evidence == previous or string.byte(evidence) ~= AT_SIGN
     since = is_known and math.min(since, known_since) or known_since
+  elseif successor and string.byte(evidence) == AT_SIGN
+    and string.sub(successor, 1, 13) == string.sub(IDENTITY, 1, 13) then
+    since = math.max(since, known_since)  -- this process, which had another identity before its first replica came
   end
   since = math.min(since, get_time_us() / 1000)  -- else, if the clock was set back by hours, it would last for hours
   wait = math.max(wait, ttl or 0, tonumber(known_wait) or 0)
@@ -39,6 +42,7 @@ local function decide_quarantine(recorded, ttl, fence)
   for prefix, min_ttl in string.gmatch(lossless, '([^ /]+)/?(%d*)') do
     if string.sub(recorded, 1, #prefix) == prefix and (tonumber(min_ttl) or 0) <= tonumber(ttl or 0) then return 0 end
   end
+  if not evidence and string.sub(previous, 1, 2) == '@@' then recorded = previous end  -- `since` is of one who knows
   local left_ms = math.max(0, math.ceil(since + wait + grace - get_time_us() / 1000))
   return left_ms, string.format('%s>%s>%.0f+%.0f', recorded, IDENTITY, since, wait)
 end

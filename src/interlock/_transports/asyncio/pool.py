@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from interlock._connect.address import NO_PRIMARY
@@ -236,6 +236,7 @@ class AsyncioPool:
         writer: Any = redis_connection._writer
         redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport
+        _silent_pair()
         connection.inode = inode_of(writer.transport.get_extra_info("socket").fileno())
         set_socket_options(writer.transport.get_extra_info("socket"), self.address.parameters)
         writer.transport.set_protocol(connection)
@@ -311,16 +312,21 @@ class AsyncioPool:
 _parents: list[object] = []  # kept: collecting them would close them
 
 
+@lru_cache(maxsize=1)
+def _silent_pair() -> tuple[socket.socket, socket.socket]:
+    """Sockets over which nothing travels. Each connection makes sure of them: a child may be out of file numbers."""
+    silent, other_end = socket.socketpair()
+    silent.setblocking(False)
+    return silent, other_end
+
+
 def _cut_off(connection: AsyncioConnection) -> None:
     """Let this process's copy of a parent's socket be another one, unless the program has closed the copy before."""
     number = connection.transport.get_extra_info("socket").fileno()
     if number < 0 or inode_of(number) != connection.inode:
         return
-    silent, other_end = socket.socketpair()
-    _parents.append(other_end)
-    with silent:
-        silent.setblocking(False)
-        os.dup2(silent.fileno(), number, inheritable=False)
+    silent, _ = _silent_pair()
+    os.dup2(silent.fileno(), number, inheritable=False)
 
 
 async def _set_up_or_abort(redis_connection: Any) -> None:
