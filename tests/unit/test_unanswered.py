@@ -15,8 +15,9 @@ from interlock._client.retries import Requests
 from interlock._client.waiting import LocalQueue, Waiters
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, TokenSpent
-from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, RETRY_FOR, SHORT_SILENCE
+from interlock._protocol.timing import ANSWER_COUNTS_FOR, COUNTS_ONCE_FOR, FOREVER, RETRY_FOR, SHORT_SILENCE
 from interlock.errors import LockError, Unavailable
+from interlock.primitives.barrier import barrier_resource
 from interlock.primitives.codes import GRANTED, QUEUED
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.messages import Queued
@@ -164,3 +165,26 @@ def test_a_timeout_that_was_too_short_says_so(seconds, says):
     assert ("Is the server up" in text) == (seconds >= SHORT_SILENCE)
     refused = str(unavailable_error(RESOURCE, 1000 - seconds, "redis://there", 1000, Disconnected("no", sent=False)))
     assert f"no answer from redis://there for {says} (no). Is the server up" in refused
+
+
+def test_an_arrival_at_a_barrier_is_sent_again_for_as_long_as_the_server_knows_it():
+    """Sent after that, it would count as another party: the server remembers an arrival for 60 s."""
+    asked = []
+
+    async def lost(clock):
+        asked.append(clock.time)
+        clock.time += 1
+        raise Disconnected("timed out", sent=True, timed_out=True)
+
+    server = Server(lost)
+    server.has_answered = True
+    first = Attempt(barrier_resource("b", "lock:", 2), "t", until=1000.0)
+    with pytest.raises(Unavailable):
+        run(server.core.requests.ask_until_answered(first, (), first.until))
+    assert 10 < asked[-1] - asked[0] <= COUNTS_ONCE_FOR
+    asked.clear()
+    queued = Attempt(barrier_resource("b", "lock:", 2), "t", until=1000.0)
+    queued.generation = "1"  # it asks what became of it
+    with pytest.raises(Unavailable):
+        run(server.core.requests.ask_until_answered(queued, (), queued.until))
+    assert asked[-1] - asked[0] > 100

@@ -154,6 +154,11 @@ class Attempt(Question):
         """The thread or task that acquires; None if it is gone, or if nobody knows it."""
         return self.caller() if self.caller is not None else None
 
+    @property
+    def counts_once(self) -> bool:
+        """Whether this is an arrival that knows no generation yet."""
+        return self.resource.counts_arrivals and not self.generation
+
     def go_on_for(self, former: Attempt) -> None:
         """Go on with what another caller of the same lock has left: its token, and its place in the server's queue.
 

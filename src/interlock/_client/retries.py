@@ -32,7 +32,14 @@ from interlock._protocol import forks
 from interlock._protocol.forks import KNOWN, notice
 from interlock._protocol.retry_for import BY_TIMEOUT
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, ServerError, Stopped, is_transient, may_have_written
-from interlock._protocol.timing import ANSWER_COUNTS_FOR, FOREVER, MAX_RETRY_DELAY, MIN_RETRY_DELAY, RETRY_FOR
+from interlock._protocol.timing import (
+    ANSWER_COUNTS_FOR,
+    COUNTS_ONCE_FOR,
+    FOREVER,
+    MAX_RETRY_DELAY,
+    MIN_RETRY_DELAY,
+    RETRY_FOR,
+)
 from interlock.errors import ConfigError, Unavailable
 from interlock.primitives.messages import lengthens_lease
 
@@ -56,6 +63,11 @@ class Question:
     """When the oldest request or heartbeat without a reply was sent."""
     assurance: Assurance | None = field(default=None, init=False)
     """Which replicas and disks had the grant, if acks asked for any."""
+
+    @property
+    def counts_once(self) -> bool:
+        """Whether the server would count a copy that arrives late once more: see `COUNTS_ONCE_FOR`."""
+        return False
 
 
 class Requests:
@@ -86,7 +98,9 @@ class Requests:
         returns True, ConfigError if the client is closed, or the error that the server replied with.
         """
         server, resource = self.server, question.resource
-        retry_until, pause = until, 0.0
+        given, pause = self.given_retry_for, 0.0
+        # From the first try on: a server may accept it, and not answer.
+        retry_until = min(until, self.runtime.now() + given) if isinstance(given, float) and acks is None else until
         cause: Exception | None = None
         silent_node: object = None  # which did not answer the last try
         while True:
@@ -130,7 +144,8 @@ class Requests:
             question.unanswered_since = min(question.unanswered_since, sent)
             assert cause is not None  # the last try, or one before it, has set the cause
             silent_node = self._note_silence(question, cause)
-            retry_until = min(retry_until, sent + self.retry_for(until))
+            counts_for = COUNTS_ONCE_FOR if question.in_doubt and question.counts_once else FOREVER
+            retry_until = min(retry_until, sent + min(self.retry_for(until), counts_for))
             pause = pause if stale else _next_pause(pause)
             await self._pause_before_retry(question, cause, pause, retry_until)
 

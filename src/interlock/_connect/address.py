@@ -26,6 +26,7 @@ from interlock._connect.tls import shared_context
 from interlock._protocol.log import log
 from interlock._protocol.retry_for import BY_TIMEOUT, RetryFor
 from interlock._protocol.timing import RETRY_FOR
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     import ssl
@@ -205,8 +206,12 @@ class Quorum:
 
     @property
     def given_retry_for(self) -> RetryFor:
-        """As the URLs say it that say it: they agree."""
+        """As those URLs say it that do. Raises ConfigError if they differ."""
         given = [server.given_retry_for for server in self.servers if server.given_retry_for is not BY_TIMEOUT]
+        if len({*given}) > 1:
+            raise ConfigError(
+                "the URLs of a quorum differ in retry_for. Give one: Interlock.quorum(urls, retry_for=10)"
+            )
         return given[0] if given else BY_TIMEOUT
 
     @property

@@ -13,7 +13,6 @@ from interlock._connect.clients import address_of_client
 from interlock._connect.clusters import Cluster, cluster_of
 from interlock._connect.urls import address_of_url
 from interlock._protocol.log import log
-from interlock._protocol.retry_for import BY_TIMEOUT
 from interlock.errors import ConfigError
 
 
@@ -32,8 +31,6 @@ def quorum_of(servers: object, *, for_asyncio: bool) -> Quorum:
                 f"{server_address.display_url} is in the quorum twice, but a server has one vote. Name it once"
             )
         addresses.append(replace(server_address, votes=True))
-    if len({each.given_retry_for for each in addresses} - {BY_TIMEOUT}) > 1:
-        raise ConfigError("the URLs of a quorum differ in retry_for. Give one: Interlock.quorum(urls, retry_for=10)")
     if not addresses:
         raise ConfigError("a quorum needs servers. Name 3 or 5 that are independent of each other")
     if len(addresses) % 2 == 0:

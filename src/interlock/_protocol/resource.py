@@ -30,6 +30,8 @@ class Resource(NamedTuple):
     """The arguments of a release of this resource, after those that every release has."""
     has_generation: bool = False
     """Whether each waiter says in which generation it waits, so that no waiter stays in another generation."""
+    counts_arrivals: bool = False
+    """Whether an acquire without a generation is an arrival, which the server counts, and remembers for 60 s."""
     renewed_key: int = 0
     """The index of a key that a renewal needs besides the first two."""
 

@@ -17,6 +17,9 @@ TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless
 ANSWER_COUNTS_FOR: Final = 1.5  # seconds of a server's silence after which its last reply no longer counts
 SHORT_SILENCE: Final = 0.1  # seconds without an answer that say nothing of a server which has answered lately
 HANDOVER_TTL: Final = 3.0  # seconds that a handover lasts without its confirmation, at most (less with a short ttl)
+# Seconds for which a client sends again what the server counts once, and remembers for 60 s (an arrival at a barrier):
+# the kernel may deliver a copy for 45 s (`_transports.idle`).
+COUNTS_ONCE_FOR: Final = 15.0
 TOMBSTONE_TTL: Final = 60.0  # seconds after which no late copy of a request is expected
 MAX_EXPIRED_GRANTS: Final = 8  # replies in a row whose lease expired on the way, before the client gives up
 MIN_RETRY_DELAY: Final = 0.02  # seconds between two tries of one request

@@ -26,7 +26,9 @@ def barrier_resource(name: object, prefix: str, parties: object) -> Resource:
     """Make the resource of the barrier of this name. Raises ConfigError."""
     checked, keys = keys_of(name, prefix, (*LOCK_COMPANIONS, "present"))
     number = positive_int(parties, "its parties", f"barrier {name!r}", MAX_PARTIES)
-    return Resource("barrier", checked, load("barrier"), keys, (str(number),), has_generation=True)
+    return Resource(
+        "barrier", checked, load("barrier"), keys, (str(number),), has_generation=True, counts_arrivals=True
+    )
 
 
 class ResetCall(NamedTuple):

@@ -25,7 +25,7 @@ from interlock._transports.blocking.connection import BlockingConnection
 from interlock._transports.blocking.runtime import AutoResetEvent
 from interlock._transports.blocking.subscription import Subscription
 from interlock._transports.handshake import is_same_primary
-from interlock._transports.idle import IDLE_AFTER, answer_by
+from interlock._transports.idle import IDLE_AFTER, MIN_FIRST_ANSWER, answer_by
 from interlock._transports.resp import PING, REPLICATION
 from interlock.errors import LockError
 
@@ -115,6 +115,8 @@ class BlockingPool:
         asked_at = now()
         idle_for = asked_at - connection.last_answered_sent
         if idle_for > IDLE_AFTER and not await self._is_alive(connection, until):
+            if until < asked_at + MIN_FIRST_ANSWER:  # too short a silence to say anything of the others
+                raise Disconnected("no answer to a PING in the time of this call", sent=False, timed_out=True)
             self.drop_idle()
             return await self.checkout(until)  # which asks again about a connection that another thread gave back
         if self._can_fail_over and idle_for > TRUSTED_FOR and not await self._is_still_primary(connection, until):
