@@ -661,7 +661,7 @@ KNOWN: Final = (
             ),
             Change(FORKS, "        if KNOWN[0]:\n            return\n        count", "        count"),
         ),
-        (Tests(("faults/test_processes.py",), "fork and unseen"),),
+        (Tests(("faults/test_forks.py",), "finds_out_by_itself"),),
     ),
     Plant(
         "a call of the parent goes on in a child that a signal handler forks",
