@@ -134,6 +134,21 @@ async def test_clients_that_meet_a_spare_later_do_not_lengthen_its_quarantine(mo
 
 
 @rule(10)
+async def test_the_first_replica_of_a_spare_ends_its_quarantine_for_nobody(mode, node, spare):
+    """The spare has another identity then, and a client that meets it for the first time knows its start only."""
+    with Name(node) as name, Node() as replica:
+        holder, other = await remembering(mode, name.url), await remembering(mode, name.url)
+        ends = end_of(await mode.keep(holder.lock("a", ttl=LONGEST, renew=False).acquire())) - SLACK
+        name.fall_over(spare)
+        await refused(other.lock("a", ttl=LONGEST))
+        ask(replica, "REPLICAOF", "127.0.0.1", str(spare.port))
+        await until(lambda: "connected_slaves:1" in ask(spare, "INFO", "replication"))
+        fresh = mode.interlock(name.url, max_ttl=LONGEST)
+        await mode.keep(fresh.lock("a", ttl=LONGEST).acquire(timeout=30))
+        assert timing.now() >= ends
+
+
+@rule(10)
 async def test_who_took_the_spare_for_a_restarted_server_does_not_shorten_its_quarantine(mode, node, spare):
     """That client last heard of the old server before the spare was started, so it counts from the spare's start."""
     with Name(node) as name, Node() as young:
@@ -333,3 +348,26 @@ def test_a_server_after_a_spare_in_quarantine_has_not_forgotten_the_one_before(c
     assert past_of(meet(memory, "d", 500, sent_at=1030.0)) == (0, f"@@{first.identity}")
     assert past_of(meet(memory, "b", 500, sent_at=1030.0)) == (0, f"@d{'d' * 11}:{'d' * 12}"), "it has returned"
     assert second.text[25] == third.text[25] == " ", "the plain cases of the scripts hold there"
+
+
+@rule(10)
+def test_a_server_that_returns_under_another_replid_has_lost_what_others_granted(clock):
+    """A replica was attached to it while its address led to another one."""
+    memory = ServerHistory(60.0)
+    meet(memory, "a", 500, sent_at=1000.0)
+    clock[0] += 10
+    second = meet(memory, "b", 3, sent_at=1010.0)
+    clock[0] += 10
+    third = meet(memory, "a", 520, sent_at=1020.0, replid="r")
+    assert past_of(third) == (0, f"@{second.identity}")
+    assert not third.lossless_from
+    assert third.text[25] == "*"
+
+
+@rule(10)
+def test_a_handshake_with_a_known_server_is_an_answer_of_it(clock):
+    memory = ServerHistory(60.0)
+    first = meet(memory, "a", 500, sent_at=1000.0)
+    clock[0] += 300
+    assert meet(memory, "a", 800, sent_at=clock[0]) is first
+    assert first.answered_at == clock[0]
