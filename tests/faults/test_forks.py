@@ -15,6 +15,7 @@ import pytest
 from harness.processes import PROGRAMS
 from harness.unseen import HOW
 from interlock._protocol import forks
+from interlock._session import fork_and_exit
 
 rule = pytest.mark.rule
 pytestmark = pytest.mark.runs_on("valkey-9.1", modes="threads")
@@ -108,3 +109,23 @@ def test_an_interrupt_in_the_middle_resets_everything_once_more(monkeypatch):
     assert calls == ["first", "first", "second", "first", "second", "third"]
     forks.notice()
     assert len(calls) == 6
+
+
+def test_a_client_that_cannot_be_reset_keeps_no_other_from_it(monkeypatch, caplog):
+    """As in a child that may open no more files: the others must not go on with the parent's sockets."""
+
+    class Session:
+        def __init__(self, error) -> None:
+            self.error, self.is_reset = error, False
+
+        def reset_after_fork(self) -> None:
+            if self.error is not None:
+                raise self.error
+            self.is_reset = True
+
+    sessions = [Session(OSError("no more files")), Session(None)]
+    monkeypatch.delitem(sys.modules, "multiprocessing.util", raising=False)
+    monkeypatch.setattr(fork_and_exit, "open_sessions", sessions)
+    fork_and_exit._after_fork()
+    assert [each.is_reset for each in sessions] == [False, True]
+    assert "could not reset a client" in caplog.text

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "interlock"
 # Records about a server, a user's right, or a task in the background: no lock is their subject. By file, how many.
 ABOUT_NO_LOCK = {
     "_people/answers.py": 1, "_people/observer.py": 1, "_people/registry.py": 3, "_client/outages.py": 2,
-    "_protocol/forks.py": 1,
+    "_protocol/forks.py": 1, "_session/fork_and_exit.py": 1,
     "_client/reports.py": 1, "_client/worker.py": 1, "_connect/address.py": 2, "_connect/server_check.py": 1,
     "_connect/target.py": 1, "_quarantine/server_history.py": 1, "_quarantine/lossless.py": 1,
     "_quarantine/proofs.py": 1, "_servers/quorum.py": 3, "_transports/asyncio/pool.py": 1,
