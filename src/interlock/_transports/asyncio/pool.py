@@ -236,7 +236,7 @@ class AsyncioPool:
         writer: Any = redis_connection._writer
         redis_connection._writer = redis_connection._reader = None  # from here on redis-py does nothing more
         connection.redis_writer, connection.transport = writer, writer.transport
-        _silent_pair()
+        _silent_number()
         connection.inode = inode_of(writer.transport.get_extra_info("socket").fileno())
         set_socket_options(writer.transport.get_extra_info("socket"), self.address.parameters)
         writer.transport.set_protocol(connection)
@@ -313,11 +313,15 @@ _parents: list[object] = []  # kept: collecting them would close them
 
 
 @lru_cache(maxsize=1)
-def _silent_pair() -> tuple[socket.socket, socket.socket]:
-    """Sockets over which nothing travels. Each connection makes sure of them: a child may be out of file numbers."""
+def _silent_number() -> int:
+    """The number of a socket over which nothing travels, whose other end stays open, too.
+
+    Each connection makes sure that there is one: a child may be out of file numbers.
+    """
     silent, other_end = socket.socketpair()
     silent.setblocking(False)
-    return silent, other_end
+    other_end.detach()
+    return silent.detach()
 
 
 def _cut_off(connection: AsyncioConnection) -> None:
@@ -325,8 +329,7 @@ def _cut_off(connection: AsyncioConnection) -> None:
     number = connection.transport.get_extra_info("socket").fileno()
     if number < 0 or inode_of(number) != connection.inode:
         return
-    silent, _ = _silent_pair()
-    os.dup2(silent.fileno(), number, inheritable=False)
+    os.dup2(_silent_number(), number, inheritable=False)
 
 
 async def _set_up_or_abort(redis_connection: Any) -> None:
