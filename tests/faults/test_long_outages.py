@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from faults import test_silence
 from harness.clock import machine_time
 from harness.modes import SLACK, outcome, queued, until
 from harness.proxy import Proxy
@@ -24,16 +25,8 @@ SHORT = 0.3  # seconds for which a server may be away, as these tests set it
 DURABLE = {"appendonly": "yes", "appendfsync": "always"}
 
 KINDS = {
-    "lock": lambda locks, timeout: locks.lock("a").acquire(timeout=timeout),
+    **test_silence.KINDS,
     "fair lock": lambda locks, timeout: locks.lock("fair", fair=True).acquire(timeout=timeout),
-    "rlock": lambda locks, timeout: locks.rlock("r").acquire(timeout=timeout),
-    "semaphore": lambda locks, timeout: locks.semaphore("s", 1).acquire(timeout=timeout),
-    "read": lambda locks, timeout: locks.rwlock("rw").read().acquire(timeout=timeout),
-    "write": lambda locks, timeout: locks.rwlock("rw").write().acquire(timeout=timeout),
-    "multi": lambda locks, timeout: locks.multi(locks.lock("m"), locks.semaphore("n", 1)).acquire(timeout=timeout),
-    "latch": lambda locks, timeout: locks.latch("l", 1).wait(timeout=timeout),
-    "barrier": lambda locks, timeout: locks.barrier("b", 2).wait(timeout=timeout),
-    "election": lambda locks, timeout: locks.election("e").campaign(timeout=timeout),
 }
 
 
