@@ -145,7 +145,7 @@ def test_every_command_counts_the_same_processes_and_callers(locks, start, inter
     for number in (5, 4, 3):
         start("waits", "a", number)
     said = "3 processes, 12 callers"
-    wait_until(lambda: named(locks.ls(), "a").waiting == 12)
+    wait_until(lambda: (found := named(locks.ls(), "a")) and found.waiting == 12)  # each reports itself when it can
     assert said in interlock("ls")[1]
     assert f"waiters, in order ({said})" in interlock("show", "a")[1]
     assert f"1 held; {said} wait" in interlock("top", "--once")[1]
