@@ -7,7 +7,9 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock import aio
+from interlock._quarantine.member_history import MemberHistory
 from interlock._quarantine.server_history import ServerHistory
+from interlock._quarantine.voter import voter_key
 from interlock._servers.quorum import QuorumServer
 from interlock._session.open_sessions import open_sessions
 from interlock._session.session import Session
@@ -53,13 +55,12 @@ class Client:
         if original is not None:
             process.offset, process.rate = original.process.offset, original.process.rate
         max_ttl = run.profile.max_ttl
-        mark = "+" if len(run.networks) > 1 else " "
+        history = MemberHistory if len(run.networks) > 1 else ServerHistory
         runtime = SimRuntime(process)
         self.servers = [
-            SimServer(process, each, ServerHistory(max_ttl, mark=mark), runtime, run.profile.isolation_grace)
-            for each in run.networks
+            SimServer(process, each, history(max_ttl), runtime, run.profile.isolation_grace) for each in run.networks
         ]
-        quorum = QuorumServer(self.servers, runtime, ServerGroup.display_url)
+        quorum = QuorumServer(self.servers, runtime, ServerGroup.display_url, voter_key("lock:"))
         self.server: Server = quorum if len(self.servers) > 1 else self.servers[0]
         run.monitor.server_state.pools[name] = self.servers[0].pool
         run.world.acting = process

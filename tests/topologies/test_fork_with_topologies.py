@@ -95,7 +95,9 @@ async def test_a_child_after_fork_connects_anew_and_its_parent_goes_on(mode, top
             assert before
             for _ in range(2):
                 await forking.does("fork")
-            assert before <= connections(group)
+            # A server of a quorum that was silent for 0.25 s, as on a busy machine, has lost its connections by that.
+            cut = {port for port, _ in before - connections(group)}
+            assert len(cut) <= (len(urls) - 1) // 2
             assert await forking.does("go") == "renewed"
             await wanted.release()
             assert await asyncio.wait_for(forking.hears(), 10) == "done"

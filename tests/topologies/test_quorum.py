@@ -751,7 +751,7 @@ async def test_a_split_vote_whose_release_gets_no_reply_ends_the_token(mode, ser
     server = mode.session(locks).server
     lock = locks.lock("a")
     call = AcquireCall("who/knows", "2000", "2000", "0", "", NO_BOUND, ())
-    request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()))
+    request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()), "v")
     said = {node: [Granted(1)] for node in server.nodes}
 
     async def silence(_sent, *, late=False):
@@ -768,7 +768,7 @@ async def test_a_pending_release_is_kept_for_as_long_as_the_lease_may_last(mode,
     lease = await locks.lock("a", ttl=200).acquire()
     server = mode.session(locks).server
     resource = lease._grant.resource
-    owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")))]
+    owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")), "v")]
 
     def least() -> float:
         now, left = server.runtime.now(), []

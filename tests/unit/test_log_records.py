@@ -20,7 +20,7 @@ ABOUT_NO_LOCK = {
     "_protocol/forks.py": 1, "_session/fork_and_exit.py": 1,
     "_client/reports.py": 1, "_client/worker.py": 1, "_connect/address.py": 2, "_connect/server_check.py": 1,
     "_connect/target.py": 1, "_quarantine/server_history.py": 1, "_quarantine/lossless.py": 1,
-    "_quarantine/proofs.py": 1, "_servers/quorum.py": 3, "_transports/asyncio/pool.py": 1,
+    "_quarantine/proofs.py": 1, "_servers/quorum.py": 5, "_transports/asyncio/pool.py": 1,
     "_transports/asyncio/runtime.py": 1, "_transports/blocking/subscription.py": 1, "_transports/handshake.py": 1,
     "_transports/pushes.py": 1,
 }  # fmt: skip

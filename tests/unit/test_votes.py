@@ -15,7 +15,7 @@ ACQUIRE = ("acquire", "me/1", "1000", "1000", "0", "-", "inf", "", "lock")
 
 def merged(args, *votes, pending=0, total=3, script="lock"):
     """The merged reply as the script would encode it, or the outcome that no script has."""
-    request = Request.parse((load(script), (), args))
+    request = Request.parse((load(script), (), args), "voter")
     outcome = request.merge([request.parse_reply(vote) for vote in votes], pending, total)
     return outcome.encode() if hasattr(outcome, "encode") else outcome
 

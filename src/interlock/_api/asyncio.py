@@ -73,7 +73,7 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
         from interlock._servers.open_server import open_server  # noqa: PLC0415 (it imports redis-py)
         from interlock._transports.asyncio.runtime import AsyncioRuntime  # noqa: PLC0415
 
-        return open_server(self._address, self._pool_type, AsyncioRuntime(), self._histories)
+        return open_server(self._address, self._pool_type, AsyncioRuntime(), self._histories, self.prefix)
 
     def _farewell(self) -> Server:
         """A server that needs no loop, for the exit of the process."""
@@ -81,7 +81,7 @@ class InterlockForAsyncio(InterlockCore, OnlyAsyncWith):  # a session for each l
         from interlock._transports.blocking.pool import BlockingPool  # noqa: PLC0415
         from interlock._transports.blocking.runtime import ThreadRuntime  # noqa: PLC0415
 
-        return open_server(self._address, BlockingPool, ThreadRuntime(), self._histories)
+        return open_server(self._address, BlockingPool, ThreadRuntime(), self._histories, self.prefix)
 
     def _prune(self) -> list[Attempt]:
         """Forget the closed loops. Returns the attempts to undo; leases of these loops end when the process exits."""

@@ -54,6 +54,7 @@ class InterlockForThreads(InterlockCore, OnlyWith):  # one session, for all thre
             partial(BlockingPool, max_connections=self.max_connections),
             self._runtime,
             self._histories,
+            self.prefix,
         )
         # Between the user's code and Core.attempt(): acquire, run, _acquire; or __enter__, _enter, _acquire
         self._only_session = self._session_of(server, _thread, lambda: server, frames_to_user=4)

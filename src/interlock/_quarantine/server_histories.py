@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from interlock._quarantine.member_history import MemberHistory
 from interlock._quarantine.server_history import ServerHistory
 
 if TYPE_CHECKING:
@@ -24,9 +25,10 @@ class Histories:
         self.moves: dict[int, list[SlotMove]] = {}  # by slot: its moves since the last message about the slot
         _histories.add(self)
 
-    def of(self, address: Address, mark: str = " ") -> ServerHistory:
-        """The history of the server at this address. `mark` is "+" for one server of a quorum."""
-        history = self._by_url.setdefault(address.display_url, ServerHistory(self.quarantine_seconds, mark=mark))
+    def of(self, address: Address) -> ServerHistory:
+        """The history of the server at this address."""
+        kind = MemberHistory if address.votes else ServerHistory
+        history = self._by_url.setdefault(address.display_url, kind(self.quarantine_seconds))
         history.address = address
         return history
 

@@ -22,12 +22,10 @@ Rules.
     (`old_primary`).
 (e) An identity that returns has lost what the server in between granted: a server that follows another one, even for
     a moment, has another replid afterwards (ADR 29). It is known by its epoch, or by the identity met in between.
-(f) A client trusts no server of a quorum that it meets for the first time (`mark_untrusted`), unless the quorum finds
-    that all its servers are new, and that the client has met no other server at their addresses (`has_met_only`). It
-    trusts these identities, and not the addresses: any other one is untrusted, or has a predecessor. After the first
-    complete verdict of the client, its other event loops and forked children give no trust any more (`is_judged`).
-(g) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
+(f) A young process that began with keys may lack the newest names. To a client that met no earlier process there, this
     is evidence of a restart.
+
+A server of a quorum judges itself (ADR 60), so it has a `MemberHistory`, which remembers nothing.
 """
 
 from __future__ import annotations
@@ -71,13 +69,10 @@ _STARTED: Final = (
 class ServerHistory:
     """The identities of the servers that one client met at one address, or as the primary that Sentinel names."""
 
-    def __init__(self, quarantine_seconds: float | None, *, previous: str = "-", mark: str = " ") -> None:
+    def __init__(self, quarantine_seconds: float | None, *, previous: str = "-") -> None:
         self.quarantine_seconds = quarantine_seconds  # seconds of the longest possible lease; None: no quarantine
-        self.mark = mark  # "+" for one server of a quorum
         self.forget(previous)
         self.has_answered = False  # whether a server has ever answered a handshake here
-        self.is_judged = False  # whether a quorum has decided if it trusts the first identity here
-        self._is_first_untrusted = mark == "+"  # the first identity here, unless a quorum trusts it
         self._has_warned = False  # about a server that does not report its identity
         self._unsaid: deque[tuple[str, *tuple[object, ...]]] = deque()  # warnings that the log has not got yet
         self.address: Address
@@ -88,9 +83,8 @@ class ServerHistory:
 
     def forget(self, previous: str = "-") -> None:
         """Forget all identities but this one, as if nothing had been lost. "-": no server has answered."""
-        self._is_first_untrusted = False
         self.stamps: dict[str, IdentityStamp] = {}
-        self.latest = IdentityStamp(None, self.quarantine_seconds, previous, self.mark)  # the one that was made last
+        self.latest = IdentityStamp(None, self.quarantine_seconds, previous)  # the one that was made last
 
     def count_replicas(self, replication: Any) -> int:
         """The highest number of replicas in the newest INFO reply and all earlier ones."""
@@ -107,10 +101,8 @@ class ServerHistory:
         """
         self.has_answered = True
         if facts is None:
-            if self.quarantine_seconds is not None and not self._has_warned:
-                self._has_warned = True
-                self._unsaid.append((_NO_IDENTITY, address.display_url))
-            return IdentityStamp(None, self.quarantine_seconds, "-", self.mark)
+            self._warn_of_no_identity(address)
+            return IdentityStamp(None, self.quarantine_seconds, "-")
         stamp = self.stamps.get(facts.identity)
         if stamp is None:
             stamp = self._first_stamp(facts, address, isolation_grace)
@@ -148,8 +140,6 @@ class ServerHistory:
         if facts.loaded and facts.least_age < (stamp.quarantine_seconds or 0):
             stamp.mark_untrusted()
         has_lost = stamp.in_quarantine
-        if previous == "-" and self._is_first_untrusted:
-            stamp.mark_untrusted()  # before another event loop can send with this stamp
         # Event loops in other threads share this history without a mutex. The first of two stamps of one identity
         # counts: the second may have found this identity as the previous one.
         first = self.stamps.setdefault(facts.identity, stamp)
@@ -182,14 +172,10 @@ class ServerHistory:
     def _make_stamp(self, facts: Facts, previous: str, isolation_grace: float) -> IdentityStamp:
         # The old primary obeys its own settings, which may allow a longer grace than those of the new server.
         stamp = IdentityStamp(
-            facts, self.quarantine_seconds, previous, self.mark, max(isolation_grace, self.latest.isolation_grace)
+            facts, self.quarantine_seconds, previous, max(isolation_grace, self.latest.isolation_grace)
         )
         stamp.earlier_stamps = self.stamps
         return stamp
-
-    def has_met_only(self, stamp: IdentityStamp) -> bool:
-        """Whether the client has met no other server here, in any event loop or before a fork."""
-        return list(self.stamps.values()) == [stamp]
 
     def _has_returned(self, stamp: IdentityStamp, epoch: int | None) -> bool:
         """Whether another server was the primary since the stamp was made. A late connection has an older epoch."""
@@ -197,6 +183,11 @@ class ServerHistory:
             # A later stamp than `latest` is one that another thread has just made.
             return stamp is not self.latest and stamp.met_at <= self.latest.met_at
         return epoch > stamp.epoch or (epoch != stamp.epoch and stamp is not self.latest)
+
+    def _warn_of_no_identity(self, address: Address) -> None:
+        if self.quarantine_seconds is not None and not self._has_warned:
+            self._has_warned = True
+            self._unsaid.append((_NO_IDENTITY, address.display_url))
 
     def _warn(self, text: str, address: Address, stamp: IdentityStamp) -> None:
         left = stamp.latest_start + (stamp.quarantine_seconds or 0) - now()

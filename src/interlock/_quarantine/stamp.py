@@ -51,7 +51,6 @@ class IdentityStamp:
         "facts",
         "isolation_grace",
         "lossless_from",
-        "mark",
         "met_at",
         "predecessor",
         "previous",
@@ -66,7 +65,6 @@ class IdentityStamp:
         facts: Facts | None,
         quarantine_seconds: float | None,
         previous: str,
-        mark: str,
         isolation_grace: float = 0.0,
     ) -> None:
         self.facts = facts
@@ -75,7 +73,6 @@ class IdentityStamp:
         # Seconds for which the old primary may still grant.
         self.isolation_grace = 0.0 if quarantine_seconds is None else isolation_grace
         self.previous = previous
-        self.mark = mark
         self.epoch: int | None = None  # under which the sentinels named the server last; None if none did
         self.lossless_from: list[str] = []
         self.earlier_stamps: Mapping[str, IdentityStamp] = {}  # the stamps of earlier servers here, by identity
@@ -181,7 +178,7 @@ class IdentityStamp:
         """Build the text again, after a change of the history."""
         self._texts = {}
         if self.facts is None or self.quarantine_seconds is None:
-            self.text = self.mark.strip()
+            self.text = ""
         else:
             self.text = self._format(self.since_ms, self.previous, self.lossless_from)
 
@@ -190,7 +187,7 @@ class IdentityStamp:
         assert self.quarantine_seconds is not None
         grace_ms = int(self.isolation_grace * 1000)
         wait_ms = int(self.quarantine_seconds * 1000) - grace_ms
-        mark = "*" if previous.startswith(RETURNED) and not previous.startswith(SPARE) else self.mark
+        mark = "*" if previous.startswith(RETURNED) and not previous.startswith(SPARE) else " "
         return " ".join([f"{self.identity}{mark}{since_ms} {wait_ms} {grace_ms} {previous}", *lossless_from])
 
     def mark_untrusted(self) -> None:
@@ -203,12 +200,6 @@ class IdentityStamp:
         """Note that the server may have run beside the one before, which then granted until the client met this one."""
         assert self.facts is not None
         self.previous, self.since_ms = f"{SPARE}{self.previous.lstrip(RETURNED)}", self.facts.now_ms
-
-    def mark_trusted(self) -> None:
-        """Note that this server is new, and that no other was here before."""
-        if self.previous in ("?", "-"):
-            self.previous = "-"  # may be so already: an interrupt may have come before `render`
-            self.render()
 
     def mark_lossless(self, identity: str, least_ttl: float = 0.0) -> None:
         """Note a proof: this server has every lease that was granted under `identity`.

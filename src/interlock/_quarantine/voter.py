@@ -1,4 +1,4 @@
-"""The voter record of a server of a quorum: the server's own evidence of how long it has served without a loss (ADR 60).
+"""The voter record of a server of a quorum: its own evidence of how long it has served without a loss (ADR 60).
 
 `primitives/voter.lua` judges by it and writes it. On this side stand its key, and its text for those who show it or
 write it on a person's word (`interlock quorum`) or for a test.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from interlock._connect.address import Quorum
 from interlock._connect.clusters import Cluster
+from interlock._quarantine.voter import voter_key
 from interlock._servers.single import SingleServer
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def open_server(
     make_pool: Callable[[Address, ServerHistory, Primacy, R], ConnectionPool],
     runtime: R,
     histories: Histories,
+    prefix: str,
 ) -> Server:
     """The server for this target. `make_pool` makes the connections to one server, for threads or for asyncio."""
 
@@ -42,6 +44,6 @@ def open_server(
     if isinstance(target, Quorum):
         from interlock._servers.quorum import QuorumServer  # noqa: PLC0415
 
-        members = [single(each, histories.of(each, mark="+")) for each in target.servers]
-        return QuorumServer(members, runtime, target.display_url)
+        members = [single(each, histories.of(each)) for each in target.servers]
+        return QuorumServer(members, runtime, target.display_url, voter_key(prefix))
     return single(target, histories.of(target))

@@ -16,12 +16,13 @@ Rules.
     release after a later vote for the same token.
 (e) In a split vote, the attempt with the most votes keeps its votes. All other attempts release theirs at once, wait
     for a random time, and ask again. So no attempt has to wait until a lease expires.
-(f) A server that may have forgotten leases does not vote: the records of the locks and the server history of this
-    client are the evidence, as for a single server. A server that this client never met does not vote either, if the
-    server is younger than the longest lease. The one exception is a new quorum: all servers have answered, all are that
-    young, all started at about the same time, and none began with keys. The client decides this at its first call
-    (`_judge`), once for all its event loops and forked children. It trusts no server before that. If no server has
-    answered by then, another event loop or child may still decide it; this one trusts no server that answers later.
+(f) A server that may have forgotten leases judges that itself, and abstains for `max_ttl` (voter.lua, ADR 60). So each
+    message that counts has the key of the voter record. The clock of an abstention starts with the first connection.
+(g) If a majority has confirmed a renewal, each server that has lost the lease, and abstains, is asked to re-grant it
+    (`_regrant`): so a lease outlives servers that restart one after another. Such a request may be late, so the release
+    leaves a tombstone there, as after rule (c).
+(h) A server counts once in each round, by its run_id: two addresses may come to lead to it. While an address leads to
+    the server of another one, it is absent.
 """
 
 from __future__ import annotations
@@ -35,14 +36,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.log import log
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, Message, Route, ServerError, TokenSpent
-from interlock._protocol.timing import FOREVER, RETRY_FOR, TRY_PROOF_TIMEOUT
+from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._servers.quorum_nodes import Node, drop_oldest
-from interlock._servers.quorum_votes import Request, Split, Unagreed
+from interlock._servers.quorum_votes import VERBS, Request, Split, Unagreed
 from interlock._servers.single import SentBatch, connected_clients
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.kinds import rules_of
-from interlock.primitives.lock import FenceCall, FenceReply
+from interlock.primitives.lock import FenceCall, FenceReply, RegrantCall, VoterCall
 from interlock.primitives.messages import (
+    RENEWED,
     AcquireCall,
     AcquireReply,
     DoneReply,
@@ -50,8 +52,10 @@ from interlock.primitives.messages import (
     InspectCall,
     Queued,
     ReleaseCall,
+    RenewCall,
     Retry,
 )
+from interlock.primitives.scripts import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +64,6 @@ if TYPE_CHECKING:
     from interlock._protocol.resource import Argument, Script
     from interlock._protocol.runtime import Runtime
     from interlock._protocol.server import AckedReply, PushHandler, Reply
-    from interlock._quarantine.stamp import IdentityStamp
     from interlock._servers.single import SingleServer
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:
@@ -74,11 +77,21 @@ LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which a server is absent before th
 YIELD_DELAYS: Final = (0.005, 0.5)
 RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whether the others have released their votes
 MAX_INSISTENCE: Final = 20  # rounds of one call at most, of an attempt that does not wait and goes first
-STARTED_TOGETHER_WITHIN: Final = 5.0  # seconds within which the servers of a new quorum start
 QUORUM_DRIFT: Final = 0.01  # the part of a ttl that the authors of Redlock allow for drift
 
 # What the start of a thread raises if the machine has no thread left, or if Python is ending.
 _NO_THREAD: Final = (RuntimeError, getattr(builtins, "PythonFinalizationError", RuntimeError))
+
+_LOCK: Final = load("lock")
+_ABSTAINS: Final = (
+    "interlock: %s abstains for %.3g s more: it was started, emptied or given other data, and may have lost leases "
+    "that are alive"
+)
+_IS_NEW: Final = (
+    "interlock: %s grants nothing for up to %.3g s: most of its servers are new, or were started, emptied or given "
+    "other data, and may have lost leases that are alive. If the quorum is new, `interlock quorum new` with these URLs "
+    "ends the wait"
+)
 
 # A server, the handle of an unanswered batch that was sent there, and the requests in the batch.
 Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
@@ -87,6 +100,28 @@ Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
 def is_stale(error: object) -> bool:
     """Whether the connection broke while it was idle: the server itself may be well."""
     return isinstance(error, Disconnected) and error.stale
+
+
+def same_server(first: Node, second: Node) -> str:
+    """Why the second one must not count."""
+    return (
+        f"{first.server.display_url} and {second.server.display_url} are the same server, which must not have two "
+        "votes in a quorum. Name each server once"
+    )
+
+
+def voter_error(node: Node, error: Exception) -> ConfigError | None:
+    """The error for users if the server can't judge whether it counts (voter.lua); None for any other reply."""
+    _, is_of_voter, cause = str(error).partition("ERR interlock: voter: ")
+    if not is_of_voter:
+        return None
+    way_out = (
+        "Give this user the right +info"
+        if cause.startswith("INFO")
+        else "Update interlock here, if a later version is in use elsewhere; or DEL that key, after which the server "
+        "abstains for max_ttl"
+    )
+    return ConfigError(f"{node.server.display_url} does not count in its quorum: {cause}. {way_out}")
 
 
 @lru_cache(maxsize=256)  # one warning for each quorum
@@ -106,9 +141,10 @@ class QuorumServer:
     can_fail_over = False
     drift = QUORUM_DRIFT
 
-    def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, display_url: str) -> None:
+    def __init__(self, servers: Sequence[SingleServer], runtime: Runtime, display_url: str, voter_key: str) -> None:
         self.runtime = runtime
         self.display_url = display_url
+        self._voter_key = voter_key  # the key of the voter record, the same in each server
         self.nodes = [Node(server) for server in servers]
         self.majority = len(servers) // 2 + 1
         self.now = runtime.now
@@ -118,8 +154,9 @@ class QuorumServer:
     def _start(self) -> None:
         self._stragglers: deque[Straggler] = deque()  # batches that a server has not answered yet
         self._yielded: dict[str, int] = {}  # the tokens that yielded in a split vote, and how often
-        self._has_judged = False  # whether this client has judged the servers that answered its first call
-        self._config_fault = ""
+        # By token: the acquire that was granted, and its fence. A release drops it, before it is sent anywhere.
+        self._granted: dict[str, tuple[Request, int]] = {}
+        self._has_tried_all = False  # whether this client has tried to connect to every server
         self._all_up = False  # whether all servers answer, and are a quorum
         self._watching_absent = False
         self._wakeup = self.runtime.event()
@@ -143,11 +180,11 @@ class QuorumServer:
 
     async def call(self, script: Script, keys: Sequence[str | bytes], args: Sequence[Argument], until: float) -> Reply:
         """See Server."""
-        request = Request.parse((script, keys, args))
+        request = Request.parse((script, keys, args), self._voter_key)
         if isinstance(request.call, AcquireCall):
             reply: Any = await self._acquire(request, until)
-        elif getattr(request.call, "differs_by_server", False):
-            reply = await self._call_with_own_marker(request, until)
+        elif request.verb.merge is None:
+            reply = await self._call_with_own_note(request, until)
         else:
             reply = await self._call_one(request, until)
         return reply.encode()  # type: ignore[no-any-return]
@@ -155,7 +192,8 @@ class QuorumServer:
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
         try:
-            round_ = await self._ask_all([Request.parse(message) for message in messages], until)
+            requests = [Request.parse(message, self._voter_key) for message in messages]
+            round_ = await self._ask_all(requests, until)
         except LockError as error:
             return [error] * len(messages)
         return [reply if isinstance(reply, Exception) else reply.encode() for reply in round_.outcomes]
@@ -183,6 +221,8 @@ class QuorumServer:
                 outcome = await self._agree(request, outcome.fence, until, within)
             if isinstance(outcome, Granted):
                 self._yielded.pop(call.token, None)
+                self._granted[call.token] = request, outcome.number
+                drop_oldest(self._granted)
             if not isinstance(outcome, Split):
                 return outcome  # type: ignore[no-any-return]
             reply, goes_first = outcome
@@ -198,9 +238,7 @@ class QuorumServer:
     async def _agree(self, request: Request, fence: int, until: float, within: float) -> AcquireReply:
         """Have a majority store the fence."""
         call = FenceCall(request.call.token, str(fence))
-        agreed: FenceReply = await self._call_one(
-            Request.parse((request.script, request.keys, call.encode())), until, within
-        )
+        agreed: FenceReply = await self._call_one(request.instead(call), until, within)
         return Granted(fence) if agreed.stored else Retry()
 
     async def _yield_split_vote(
@@ -211,9 +249,7 @@ class QuorumServer:
         At the servers that queued the attempt, the attempt keeps its place.
         """
         token = request.call.token
-        release = Request.parse(
-            (request.script, request.keys, ReleaseCall(token, "0", rules_of(request.script).release_args).encode())
-        )
+        release = request.instead(ReleaseCall(token, "0", rules_of(request.script).release_args))
         is_spent = False
         granting = [node for node, (vote,) in replies.items() if isinstance(vote, Granted)]
         end = min(
@@ -232,9 +268,9 @@ class QuorumServer:
             raise TokenSpent
         return Retry() if self.now() < until else reply
 
-    async def _call_with_own_marker(self, request: Request, until: float) -> DoneReply:
-        """Send the call to each server with that server's own marker or note: each server has its own clock."""
-        look = Request.parse((request.script, request.keys, InspectCall("1").encode()))
+    async def _call_with_own_note(self, request: Request, until: float) -> DoneReply:
+        """Send the call to each server with that server's own note: each server has its own clock."""
+        look = Request.parse((request.script, request.keys, InspectCall("1").encode()), self._voter_key)
         replies = (await self._ask_all([look], until)).replies
         done = 0
         for node, (state,) in replies.items():
@@ -252,14 +288,8 @@ class QuorumServer:
         """See Server. Sends nothing: a release counts once a majority has it, so its caller waits."""
 
     async def prove_lossless(self, keys: Sequence[str | bytes], lost_identity: str, until: float) -> bool:  # noqa: ARG002 (see Server)
-        """See Server. Each server has its own lost identity."""
-        proven = False
-        for node in self.nodes:
-            if node.lost_identity:
-                node_until = min(until, self.now() + TRY_PROOF_TIMEOUT)
-                proven |= await node.server.prove_lossless(keys, node.lost_identity, node_until)
-                node.lost_identity = ""
-        return proven
+        """See Server. No proof ends an abstention."""
+        return False
 
     def old_primary_may_still_grant(self, key: str) -> str:  # noqa: ARG002 (see Server)
         """See Server. A quorum has no failover."""
@@ -286,6 +316,9 @@ class QuorumServer:
             await self._ready(until)
         if self._stragglers:
             await self._collect_stragglers()
+        for request in requests:
+            if isinstance(request.call, ReleaseCall):
+                self._granted.pop(request.call.token, None)  # before a server gets it: see _regrant
         round_ = Round(self, requests, until, within)
         try:
             await round_.send()
@@ -294,7 +327,43 @@ class QuorumServer:
                 await round_.collect()
         finally:
             self._stragglers += [(node, sent, own) for node, own, sent in round_.awaited]
+        if any(node.abstentions for node in self.nodes):
+            await self._regrant(round_)
         return round_
+
+    async def _regrant(self, round_: Round) -> None:
+        """Ask the servers that have lost leases to grant those again that a majority has just confirmed: rule (g).
+
+        Nobody waits for the replies, which are stragglers. A release in another thread first drops the lease from
+        `_granted`, and then asks `Node.tokens` whether to leave a tombstone; this method does it the other way round.
+        So either the release leaves a tombstone, or nothing is sent here.
+        """
+        confirmed = [
+            (lease, state)
+            for request, reply in zip(round_.requests, round_.outcomes, strict=True)
+            if isinstance(request.call, RenewCall) and not isinstance(reply, Exception)
+            for lease, state in zip(request.call.leases, reply.states, strict=False)
+        ]
+        late = int((self.now() - round_.started) * 1000) + 1
+        for node in self.nodes:
+            requests: list[Request] = []
+            for (token, ttl_ms), state in confirmed:
+                if state != RENEWED or not node.is_up or not (abstention := node.abstentions.pop(token, "")):
+                    continue
+                node.tokens[token] = True
+                drop_oldest(node.tokens)
+                granted = self._granted.get(token)
+                if granted is None or int(ttl_ms) <= late:
+                    node.tokens.pop(token, None)
+                    continue
+                acquire, fence = granted
+                channel, kind = node.server.subscription_of(acquire.keys[0])[1], acquire.call.own[1]
+                call = RegrantCall(token, str(int(ttl_ms) - late), str(fence), abstention, kind, channel)
+                requests.append(acquire.instead(call))
+            if requests:
+                end = self.now() + VOTE_TIMEOUT
+                sent = await node.server.send_batch([request.message for request in requests], end)
+                self._stragglers.append((node, sent, requests))
 
     def order(self) -> list[Node]:
         """All servers; those with an open connection first."""
@@ -315,7 +384,9 @@ class QuorumServer:
         replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
         node.note_replies(requests, replies)
         error = next(iter(replies))
-        if isinstance(error, Exception) and not isinstance(error, ServerError):
+        if isinstance(error, ServerError):
+            replies = [(isinstance(each, ServerError) and voter_error(node, each)) or each for each in replies]
+        elif isinstance(error, Exception):
             if remember:
                 node.record_undelivered(requests, self.now())
             if not is_stale(error):
@@ -342,20 +413,19 @@ class QuorumServer:
 
     async def _ready(self, until: float) -> None:
         """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum."""
-        if not self._has_judged:
+        if not self._has_tried_all:
             for left, node in zip(range(len(self.nodes), 0, -1), self.nodes, strict=True):
                 # Each server gets a share of the time, so that silent servers leave enough time to connect to the rest.
                 share = self.now() + max(0.0, until - self.now()) / left
-                if not node.has_answered and (error := await self._connect(node, share)):
+                if not node.is_up and (error := await self._connect(node, share)):
                     raise error
-            self._judge()
+            self._has_tried_all = True
+            self._log_abstentions(self.nodes)
         up = sum(node.is_up for node in self.nodes)
         if up < len(self.nodes):
             self._watch_absent()  # the start of an earlier call may have failed
         if up < self.majority:
             self._wakeup.set()
-        if self._config_fault:
-            raise ConfigError(self._config_fault)
         self._all_up = all(node.is_up for node in self.nodes)
 
     async def _connect(self, node: Node, until: float = FOREVER) -> ConfigError | None:
@@ -367,6 +437,9 @@ class QuorumServer:
                 if not error.stale:
                     raise
                 await node.server.ping(min(until, self.now() + CONNECT_TIMEOUT))
+            if cause := self._same_server(node):
+                raise ConfigError(cause)
+            await self._judge(node, min(until, self.now() + CONNECT_TIMEOUT))
             await self._send_pending_releases(node)
         except ConfigError as error:
             node.cause = str(error)
@@ -374,15 +447,14 @@ class QuorumServer:
         except (Disconnected, LockError, ServerError) as error:
             node.cause = str(error)
             return None
-        if not node.has_answered:
-            node.has_answered = True
-            self._reject_duplicates(node)
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
         node.server.send_script_text = True
         node.is_up = True
         if node.absence_logged:
             node.absence_logged = False
-            log.warning("interlock: %s votes again", node.server.display_url)
+            log.warning("interlock: %s answers again", node.server.display_url)
+        if self._has_tried_all:
+            self._log_abstentions([node])
         return None
 
     async def _send_pending_releases(self, node: Node) -> None:
@@ -394,51 +466,35 @@ class QuorumServer:
                 if not isinstance(reply, Disconnected) or until < now:
                     node.pending_releases.pop(token, None)
 
-    def _reject_duplicates(self, node: Node) -> None:
-        """Refuse the quorum if another name leads to the same server: one server must not have two votes."""
-        facts = node.server.history.latest.facts
+    def _same_server(self, node: Node) -> str:
+        """Why this server must not count beside another one: both addresses lead to one process. "" if none does."""
         for other in self.nodes:
-            there = other.server.history.latest.facts
-            if other is not node and other.has_answered and facts and there and facts.run_id == there.run_id:
-                self._all_up = False
-                self._config_fault = (
-                    f"{other.server.display_url} and {node.server.display_url} are the same server, which must not "
-                    "have two votes in a quorum. Name each server once"
-                )
+            if other is not node and other.is_up and node.run_id == other.run_id != "":
+                # The other address may have moved, and an idle connection may be all that leads from it to this server.
+                other.server.pool.drop_idle()
+                return same_server(other, node)
+        return ""
 
-    def _judge(self) -> None:
-        """Decide whether these servers may vote at once, although the process meets them for the first time: rule (f).
+    async def _judge(self, node: Node, until: float) -> None:
+        """Let the server judge itself, which starts its clock. Raises ConfigError, Disconnected or ServerError."""
+        if node.server.history.quarantine_seconds is None:
+            return
+        request = Request(_LOCK, (self._voter_key,), VoterCall(), VERBS["voter"])
+        (raw,) = await node.server.call_many([request.message], until)
+        reply = request.parse_reply(raw)
+        if isinstance(reply, Exception):
+            raise voter_error(node, reply) or reply
+        node.counts_at = self.now() + reply.abstains_ms / 1000
 
-        Another thread or event loop may meet a server meanwhile: this verdict does not trust that one.
-        """
-        histories = [node.server.history for node in self.nodes]
-        stamps, max_age = [each.latest for each in histories], histories[0].quarantine_seconds
-        if (
-            max_age is not None
-            and not any(each.is_judged for each in histories)
-            and self._are_new(stamps, max_age, self.now())
-            and all(history.has_met_only(stamp) for history, stamp in zip(histories, stamps, strict=True))
-        ):
-            for stamp in stamps:
-                stamp.mark_trusted()
-        if any(each.facts is not None for each in stamps):
-            for history in histories:
-                history.is_judged = True  # after all marks: an interrupt before leaves the verdict to the next call
-        self._has_judged = True  # after the verdict: other threads send from now on
-
-    @staticmethod
-    def _are_new(stamps: Sequence[IdentityStamp], max_age: float, at: float) -> bool:
-        """Whether the servers are a new quorum, at this time by the client's clock.
-
-        The process may have asked for one uptime long before another, or have stood still before it read one. So this
-        compares the times at which the servers can have started, and not their uptimes.
-        """
-        starts = [each.process_start for each in stamps if each.facts is not None and not each.facts.loaded]
-        if len(starts) < len(stamps):
-            return False
-        earliest, latest = min(first for first, _ in starts), max(last for _, last in starts)
-        is_young = at - earliest < max_age
-        return is_young and round(latest - earliest) <= STARTED_TOGETHER_WITHIN  # each uptime is whole seconds
+    def _log_abstentions(self, nodes: Sequence[Node]) -> None:
+        """Log for how long these servers abstain, if any does."""
+        now = self.now()
+        waits = {node.server.display_url: node.counts_at - now for node in nodes if node.counts_at > now}
+        if len(waits) >= self.majority:
+            log.warning(_IS_NEW, self.display_url, max(waits.values()))
+        else:
+            for display_url, wait in waits.items():
+                log.warning(_ABSTAINS, display_url, wait)
 
     def mark_absent(self, node: Node, cause: str) -> None:
         """Send nothing more to this server until it has answered a PING in the background."""
@@ -538,6 +594,7 @@ class Round:
         self.outcomes: list[Any] = []  # of each request: the merged reply or the error; None while it is undecided
         self._ended = False  # whether the time is up: this round waits no longer for the servers in `awaited`
         self._sent_again: set[Node] = set()
+        self._run_ids: dict[str, Node] = {}  # the processes that have answered, and for which server
 
     async def send(self) -> None:
         """Send the requests to the servers that are up; remember the releases that the absent servers do not get."""
@@ -568,6 +625,10 @@ class Round:
             if is_stale(next(iter(replies))) and node not in self._sent_again:
                 self._sent_again.add(node)
                 await self._send(node, own)
+            elif sent.run_id and (twin := self._run_ids.setdefault(sent.run_id, node)) is not node:
+                cause = same_server(twin, node)
+                self.quorum.mark_absent(node, cause)
+                self.replies[node] = [Disconnected(cause, sent=True)] * len(replies)
             else:
                 self.replies[node] = replies
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.server import Disconnected, Message
 from interlock._protocol.timing import TOMBSTONE_TTL
-from interlock.primitives.messages import AcquireCall, HeartbeatCall, ReleaseCall, RenewCall, lost_identity
+from interlock.primitives.lock import RegrantCall
+from interlock.primitives.messages import Abstains, AcquireCall, HeartbeatCall, ReleaseCall, RenewCall
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -25,11 +26,11 @@ class Node:
     __slots__ = (
         "absence_logged",
         "absent_since",
+        "abstentions",
         "cause",
-        "has_answered",
+        "counts_at",
         "is_up",
         "longest_ttl",
-        "lost_identity",
         "pending_releases",
         "server",
         "tokens",
@@ -39,12 +40,13 @@ class Node:
         self.server = server
         self.is_up = False
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
-        self.has_answered = False  # whether the server has ever answered
         self.cause = "not connected yet"  # why the server is absent
+        self.counts_at = 0.0  # when it ends to abstain, as it said when this client connected
         self.absent_since = server.runtime.now()
         self.absence_logged = False  # whether the log says that the server is absent
-        self.lost_identity = ""  # the identity that its last quarantine names; "" once the client asked for a proof
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
+        # By token: the abstention in which this server said that it has lost the lease, until it is asked to re-grant.
+        self.abstentions: dict[str, str] = {}
         # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
         self.pending_releases: dict[str, tuple[Message, float]] = {}
 
@@ -57,22 +59,35 @@ class Node:
             self.longest_ttl = max(self.longest_ttl, int(call.ttl_ms) / 1000)
         elif isinstance(call, RenewCall):  # or extend
             self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for _, ms in call.leases))
-        elif isinstance(call, ReleaseCall) and self.tokens.pop(call.token, False):
-            return _with_tombstone(request)
+        elif isinstance(call, ReleaseCall):
+            self.abstentions.pop(call.token, None)
+            if self.tokens.pop(call.token, False):
+                return _with_tombstone(request)
         if isinstance(call, AcquireCall | HeartbeatCall):
             subscribed, channel = self.server.subscription_of(request.keys[0])
             return request._replace(call=call._replace(subscribed=subscribed, channel=channel))
         return request
 
     def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Remember which tokens this server has answered, and which lost identity it named in a quarantine."""
+        """Remember which tokens this server has answered, and which leases it has lost and may be asked to re-grant."""
         for request, reply in zip(requests, replies, strict=False):
             call = request.call
-            if isinstance(call, AcquireCall) and not isinstance(reply, Disconnected):
+            if isinstance(call, AcquireCall | RegrantCall) and not isinstance(reply, Disconnected):
                 if call.token in self.tokens:
                     self.tokens[call.token] = False
-                if not isinstance(reply, Exception) and (identity := lost_identity(reply)):
-                    self.lost_identity = identity
+            elif isinstance(call, RenewCall) and not isinstance(reply, Exception):
+                for (token, _), state in zip(call.leases, reply.states, strict=False):
+                    if isinstance(state, Abstains) and state.abstention:
+                        self.abstentions[token] = state.abstention
+                        drop_oldest(self.abstentions)
+                    elif self.abstentions:
+                        self.abstentions.pop(token, None)
+
+    @property
+    def run_id(self) -> str:
+        """The process that answered the last handshake; "" if it did not say which it is."""
+        facts = self.server.history.latest.facts
+        return facts.run_id if facts else ""
 
     def record_undelivered(self, requests: Sequence[Request], now: float, among: Container[str] | None = None) -> None:
         """Remember the releases (of tokens `among` these) that this server did not get, or did not answer."""

@@ -27,12 +27,13 @@ from interlock.primitives.codes import (
 from interlock.primitives.election import Leading, WatchCall, merge_watch, parse_watch
 from interlock.primitives.kind import KindCall, KindReply, merge_kind
 from interlock.primitives.kinds import rules_of
-from interlock.primitives.lock import FenceCall, FenceReply, LockInspect
+from interlock.primitives.lock import FenceCall, FenceReply, LockInspect, RegrantCall, VoterCall, VoterReply
 from interlock.primitives.messages import (
     GONE,
     MORE_DEAD_WAITERS,
     NO_KEY,
     RENEWED,
+    Abstains,
     AcquireCall,
     AcquireReply,
     Busy,
@@ -233,7 +234,9 @@ def _renewed_state(votes: Votes[RenewCall, Any]) -> RenewState | None:
         return revoked[0] if revoked else GONE
     if votes.pending:
         return None
-    return Failed(b"only %d of %d servers of the quorum renewed it" % (held, votes.total))
+    abstaining = sum(isinstance(state, Abstains) for state in votes.replies)
+    said = b", and %d abstained" % abstaining if abstaining else b""
+    return Failed(b"only %d of %d servers of the quorum renewed it%s" % (held, votes.total, said))
 
 
 def _heartbeat(votes: Votes[HeartbeatCall, HeartbeatReply], _rules: QuorumRules) -> HeartbeatReply | None:
@@ -320,21 +323,25 @@ class Verb(NamedTuple):
     parse_reply: Callable[[Any], Any]
     merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
     """None: `QuorumServer` sends each server a call of its own."""
+    is_judged: bool = False
+    """Whether lock.lua gets the message, and so the key of the voter record behind the others."""
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "acquire": Verb(AcquireCall.parse, parse_acquire, merge_acquire),
-    "fence": Verb(FenceCall.parse, FenceReply.parse, _fence),
-    "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release),
-    "renew": Verb(RenewCall.parse, RenewReply.parse, _renew),
-    "heartbeat": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat),
-    "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect),
-    "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke),
+    "acquire": Verb(AcquireCall.parse, parse_acquire, merge_acquire, is_judged=True),
+    "fence": Verb(FenceCall.parse, FenceReply.parse, _fence, is_judged=True),
+    "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release, is_judged=True),
+    "renew": Verb(RenewCall.parse, RenewReply.parse, _renew, is_judged=True),
+    "heartbeat": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat, is_judged=True),
+    "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect, is_judged=True),
+    "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke, is_judged=True),
     "watch": Verb(WatchCall.parse, parse_watch, _watch),
     "kind": Verb(KindCall.parse, KindReply.parse, _kind),
     "note": Verb(NoteCall.parse, DoneReply.parse, _note),
     "noted": Verb(NotedCall.parse, NotedReply.parse, _noted),
     "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
+    "regrant": Verb(RegrantCall.parse, FenceReply.parse, None, is_judged=True),
+    "voter": Verb(VoterCall.parse, VoterReply.parse, None, is_judged=True),
     "report": Verb(registry.ReportCall.parse, DoneReply.parse, registry.merge_done),
     "leave": Verb(registry.LeaveCall.parse, DoneReply.parse, registry.merge_done),
     "list": Verb(registry.ListCall.parse, registry.ListReply.parse, registry.merge_list),
@@ -347,16 +354,21 @@ class Request(NamedTuple):
 
     script: Script
     keys: Sequence[str | bytes]
+    """With the key of the voter record behind them, if lock.lua gets the message."""
     call: Any
     """One of the types that `VERBS` names."""
     verb: Verb
 
     @classmethod
-    def parse(cls, message: Message) -> Request:
-        """The request that this message carries."""
+    def parse(cls, message: Message, voter_key: str) -> Request:
+        """The request that this message of the client carries."""
         script, keys, args = message
         verb = VERBS[str(next(iter(args)))]
-        return cls(script, keys, verb.parse_call(args), verb)
+        return cls(script, (*keys, voter_key) if verb.is_judged else keys, verb.parse_call(args), verb)
+
+    def instead(self, call: Call) -> Request:
+        """The request with this call in place of its own. Both are for lock.lua."""
+        return self._replace(call=call, verb=VERBS[str(call.encode()[0])])
 
     @property
     def message(self) -> Message:

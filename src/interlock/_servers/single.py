@@ -60,6 +60,12 @@ class SentBatch(NamedTuple):
     connection: Connection | None
     pending: PendingReplies
 
+    @property
+    def run_id(self) -> str:
+        """The process that got the messages; "" if it did not say which it is."""
+        facts = None if self.connection is None else self.connection.stamp.facts
+        return facts.run_id if facts is not None else ""
+
 
 class PendingCall(NamedTuple):
     """See SentCall. The reply, or the error in its place, will be in `pending`."""

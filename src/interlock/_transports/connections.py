@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Command = bytes
 """A command as it travels: see `resp`."""
-NO_STAMP: Final = IdentityStamp(None, None, "-", " ")  # of a connection before its handshake is over: it sends nothing
+NO_STAMP: Final = IdentityStamp(None, None, "-")  # of a connection before its handshake is over: it sends nothing
 
 
 def inode_of(number: int) -> int:

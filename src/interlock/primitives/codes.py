@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 GRANTED, QUEUED, BUSY, RETRY, NOT_FOUND, REVOKED, NO_EXPIRY, WRONG_KIND, LIMIT_MISMATCH, BROKEN, CROWDED = range(1, 12)
+ABSTAINS: Final = 12
 QUARANTINE: Final = b"!quarantine:"  # begins the value of a lock in quarantine; the evidence follows
 # What people read in place of a kind: the key of another library, other data, a record of another version of interlock.
 PLAIN, OTHER, NEWER = "plain key", "other data", "another version"

@@ -17,6 +17,7 @@
 -- (g) A client with the same owner name may take the lock over, because an owner counts as one holder. Every other
 --     client waits until the earlier lease has run out.
 -- (h) While leases that this server has lost may be alive, the script grants nothing: a marker holds the lock.
+-- (i) In a quorum, voter.lua judges that for all names at once, before each verb that counts.
 --
 -- KEYS   1 lock     string  "<token>" of the holder; "!<token>" after a revocation; "!taken-over" by rule (g);
 --                           "!quarantine:<evidence>" by rule (h)
@@ -48,7 +49,15 @@
 --                             state: GRANTED | QUEUED | RETRY | NOT_FOUND
 --   renew    (token  ttl ms)...
 --                             RETURN {state...}
---                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text
+--                             state: GRANTED | NOT_FOUND | {REVOKED, why} | error text | {ABSTAINS, abstention | ""}
+--                             ABSTAINS: this server of a quorum confirms nothing now; the abstention stands there if
+--                             the lease's key is gone, so that the sender may re-grant it
+--   regrant  token  ttl ms  fence  abstention  kind  channel
+--                             RETURN {GRANTED} | {NOT_FOUND}
+--                             puts a lease that a majority has just confirmed back into a server of a quorum that has
+--                             lost it and abstains; only during the abstention that the sender names
+--   voter                     RETURN {ms for which this server of a quorum abstains}
+--                             KEYS: the voter record alone
 --   reserve  token  ttl ms  number
 --                             RETURN {GRANTED, first fence, others wait 0|1} | {NOT_FOUND}
 --                             lengthens the lease, and reserves so many fences for those to which the sender passes
@@ -76,6 +85,7 @@ local LOCK = KEYS[1]
 --include lock_plain_cases
 --include queue
 --include quarantine
+--include voter
 
 -- The words of the record, which read_record() sets; `tail` is the rest of the record, after the words that this
 -- version knows.
@@ -152,7 +162,8 @@ end
 -- `holder` is nil. The record stores the evidence for clients that have none.
 local function apply_quarantine(holder)
   if not is_readable then return end
-  local left_ms, evidence = decide_quarantine(granted_by, last_ttl, fence)
+  local left_ms, evidence = abstains_ms, abstention_evidence
+  if not IN_QUORUM then left_ms, evidence = decide_quarantine(granted_by, last_ttl, fence) end
   if left_ms == 0 then return end
   if kind and granted_by ~= evidence then
     granted_by = evidence
@@ -166,6 +177,10 @@ end
 -- Returns the new holder or nil, whether the client must ask again (0|1), and the error if the grant failed. `head`:
 -- what next_waiter() returned, if the caller has called it already.
 local function hand_over(head)
+  if IN_QUORUM and verb == 'release' and judge_voter() then  -- nothing may be handed over, but the lease is over
+    call('DEL', LOCK)
+    return nil, 0
+  end
   if apply_quarantine() then return nil, 0 end
   local retry = 0
   if not is_readable then
@@ -187,6 +202,9 @@ local function hand_over(head)
   return nil, retry, failure
 end
 
+-- A release needs this only where it hands over.
+if IN_QUORUM and verb ~= 'release' and judge_voter(verb == 'inspect') then return voter_error end
+
 if verb == 'acquire' then
   local ttl, handover_ttl, subscribed, channel, max_waiters = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
   local owner, wanted_kind = ARGV[8], ARGV[9]
@@ -199,8 +217,9 @@ if verb == 'acquire' then
     if granted_by == '-' then granted_by = evidence end
     holder = nil
   end
-  local marker = holder ~= token and apply_quarantine(holder)
-  holder = holder or marker
+  local marker = (IN_QUORUM or holder ~= token) and apply_quarantine(holder)
+  -- A copy of another server's data may have brought the sender's token here, so in a quorum even that token may abstain.
+  if not holder or holder == token then holder = marker or holder end
   local has_queue_or_tombstones = call('EXISTS', QUEUE, TOMBSTONES) > 0
   if holder == token then  -- a second copy of the request, or the confirmation of a handover
     if has_queue_or_tombstones then dequeue(token) end
@@ -314,11 +333,11 @@ elseif verb == 'renew' then
       if call('PTTL', lock) < ttl then call('PEXPIRE', lock, ttl) end
       if #KEYS == 2 then raise_recorded_ttl(its_record, ttl) end  -- an extension comes alone
       extend_record(its_record, ttl)
-      states[#states + 1] = GRANTED
+      states[#states + 1] = abstains_ms > 0 and {ABSTAINS, ''} or GRANTED
     else
       -- The lease and its record have vanished together. The sender knows that the lease existed, so the
       -- identity that the sender names is evidence.
-      if not holder and call('EXISTS', its_record) == 0 then
+      if not IN_QUORUM and not holder and call('EXISTS', its_record) == 0 then
         local left_ms, evidence = decide_quarantine()
         if left_ms > 0 then redis.pcall('SET', lock, '!quarantine:' .. evidence, 'PX', left_ms) end
       end
@@ -327,8 +346,11 @@ elseif verb == 'renew' then
       local taken_from, why_taken = string.match(text or '', ' !>%d+ (%S+) (.*)')
       if holder == '!' .. lease_token then
         states[#states + 1] = {REVOKED, text and parse_reason(text) or ''}
+      elseif taken_from == lease_token then
+        states[#states + 1] = {REVOKED, why_taken}
       else
-        states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND
+        local is_gone = not holder or parse_marker(holder)
+        states[#states + 1] = abstains_ms > 0 and is_gone and {ABSTAINS, abstention} or NOT_FOUND
       end
     end
   end
@@ -346,10 +368,29 @@ elseif verb == 'reserve' then
 
 elseif verb == 'fence' then
   local agreed_fence = ARGV[3]
-  if call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end
+  if abstains_ms > 0 or call('GET', LOCK) ~= token or not read_record() then return {NOT_FOUND} end
   fence = math.max(fence, agreed_fence)
   update_record(token)
   return {GRANTED}
+
+elseif verb == 'regrant' then
+  local ttl, agreed_fence, named_abstention, wanted_kind, channel = ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+  local holder = call('GET', LOCK)
+  if named_abstention ~= abstention or holder and holder ~= token and not parse_marker(holder) then return {NOT_FOUND} end
+  if call('ZSCORE', TOMBSTONES, token) or not read_record() or kind and kind ~= wanted_kind
+    or string.match(tail, ' !>%d+ (%S+) ') == token  -- somebody has just taken it by force
+  then
+    return {NOT_FOUND}
+  end
+  -- Not this server's own grant: it may have forgotten what it proposed, so its next fence must be the clock.
+  kind, fence, granted_by, last_ttl = wanted_kind, math.max(fence, agreed_fence), '-', ttl
+  local lease_ttl = math.max(ttl, holder == token and call('PTTL', LOCK) or 0)
+  write_record(token, channel, '', lease_ttl)
+  call('SET', LOCK, token, 'PX', string.format('%.0f', lease_ttl))
+  return {GRANTED}
+
+elseif verb == 'voter' then
+  return {abstains_ms}
 
 elseif verb == 'execute' then
   return execute_command(call('GET', LOCK) == token)
@@ -359,7 +400,8 @@ elseif verb == 'revoke' then
   local holder, pttl = call('GET', LOCK), call('PTTL', LOCK)
   local named_evidence = parse_marker(token)
   if named_evidence then
-    if force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
+    -- In a quorum a marker stands for a server that abstains, with all its names.
+    if IN_QUORUM or force ~= '1' or holder and not parse_marker(holder) or not read_record() then return {0, pttl} end
     local left_ms, evidence = decide_quarantine(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
     -- The message ends only the quarantine that it names: it may be late, and its sender may have seen the server
     -- before another change. The comparison leaves out `since`, which another client may have lowered.
@@ -394,7 +436,10 @@ elseif verb == 'keys' then
 elseif verb == 'inspect' then
   local max_waiters, holder, pttl = ARGV[2], call('GET', LOCK), call('PTTL', LOCK)
   if (not holder or parse_marker(holder)) and read_record() then
-    local left_ms, evidence = decide_quarantine(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
+    local left_ms, evidence = abstains_ms, abstention_evidence
+    if not IN_QUORUM then
+      left_ms, evidence = decide_quarantine(granted_by == '-' and parse_marker(holder) or granted_by, last_ttl, fence)
+    end
     if left_ms > 0 then holder, pttl = '!quarantine:' .. evidence, left_ms end
   end
   local handed_over = {}

@@ -78,6 +78,51 @@ class FenceReply(NamedTuple):
         return cls(reply[0] == GRANTED)
 
 
+class RegrantCall(NamedTuple):
+    """Puts a lease that a majority has just confirmed back into a server of a quorum that has lost it."""
+
+    token: str
+    ttl_ms: str
+    fence: str
+    abstention: str
+    """The abstention that the server named when it reported the loss: the call is void in any other one."""
+    kind: str
+    channel: str
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("regrant", *self)
+
+    @classmethod
+    def parse(cls, args: Raw) -> RegrantCall:
+        """Parse an encoded call."""
+        return cls(*args[1:])
+
+
+class VoterCall(NamedTuple):
+    """Lets a server of a quorum judge itself, so that an abstention begins with the first connection."""
+
+    def encode(self) -> Words:
+        """See Call."""
+        return ("voter",)
+
+    @classmethod
+    def parse(cls, _args: Raw) -> VoterCall:
+        """Parse an encoded call."""
+        return cls()
+
+
+class VoterReply(NamedTuple):
+    """For how many ms a server of a quorum abstains; 0 if it counts."""
+
+    abstains_ms: int
+
+    @classmethod
+    def parse(cls, reply: Raw) -> VoterReply:
+        """Parse the reply that a script returned."""
+        return cls(reply[0])
+
+
 class ReserveCall(NamedTuple):
     """Lengthens the sender's lease, and reserves fences for those to which the lease passes."""
 

@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from interlock._protocol.resource import Argument
-from interlock.primitives.codes import BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, RETRY, REVOKED
+from interlock.primitives.codes import ABSTAINS, BUSY, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, RETRY, REVOKED
 
 Words = Sequence[Argument]
 Raw = Sequence[Any]  # a reply in the form in which a transport returns it
@@ -291,7 +291,18 @@ class Failed(NamedTuple):
         return self.cause
 
 
-RenewState = Renewed | Gone | Revoked | Failed
+class Abstains(NamedTuple):
+    """A server of a quorum does not count now, whether it has lengthened the lease or not."""
+
+    abstention: str
+    """The words that name its abstention, if it has lost the lease; "" if it has the lease."""
+
+    def encode(self) -> object:
+        """The state that the script returns."""
+        return [ABSTAINS, self.abstention.encode()]
+
+
+RenewState = Renewed | Gone | Revoked | Failed | Abstains
 RENEWED, GONE = Renewed(), Gone()
 
 
@@ -315,7 +326,9 @@ def _parse_renewed(state: Any) -> RenewState:
         return RENEWED
     if state == NOT_FOUND:
         return GONE
-    return Failed(state) if isinstance(state, bytes) else Revoked(state[1])
+    if isinstance(state, bytes):
+        return Failed(state)
+    return Abstains(state[1].decode()) if state[0] == ABSTAINS else Revoked(state[1])
 
 
 def reason_lost(state: Gone | Revoked) -> str:
@@ -371,15 +384,6 @@ class HeartbeatReply(NamedTuple):
 # execute, revoke, inspect
 
 
-class HasValue(Protocol):
-    """A reply to `inspect` of a primitive whose script runs lock.lua."""
-
-    @property
-    def value(self) -> bytes:
-        """The value of the lock."""
-        ...
-
-
 class ExecuteCall(NamedTuple):
     """Runs one command in the server if the sender holds the lease."""
 
@@ -419,15 +423,6 @@ class RevokeCall(NamedTuple):
     def parse(cls, args: Raw) -> RevokeCall:
         """Parse an encoded call."""
         return cls(*args[1:])
-
-    @property
-    def differs_by_server(self) -> bool:
-        """Whether `token` differs by server of a quorum: a marker contains the evidence of its own server."""
-        return isinstance(self.token, bytes) and self.token.startswith(QUARANTINE)
-
-    def for_server(self, seen: HasValue) -> RevokeCall | None:
-        """Make this call for the server with this reply to `inspect`; None if that server is in no quarantine."""
-        return self._replace(token=seen.value) if seen.value.startswith(QUARANTINE) else None
 
 
 class BreakCall(NamedTuple):

@@ -1,7 +1,7 @@
 -- The plain cases of permits, before all functions as in lock_plain_cases.lua: somebody acquires free permits, or
 -- releases, while no caller waits, no lease has expired, and the record names this server. Here, too, all other states
 -- belong to the verbs.
-local plain_record = not HAS_RETURNED and not IN_QUORUM and (verb == 'acquire' or verb == 'release' and ARGV[3] == '0')
+local plain_record = not HAS_RETURNED and (verb == 'acquire' or verb == 'release' and ARGV[3] == '0')
   and call('EXISTS', QUEUE, TOMBSTONES) == 0 and call('GET', RECORD)
 local plain_kind, stored_fence, identity, stored_ttl, released, plain_limit
 if plain_record then

@@ -5,7 +5,7 @@
 -- Theory. A server that restarted, or a replica that took over, may have lost its latest grants. A script can't know
 -- that from its keys alone. Therefore each message carries the identity of the server that answers (the stamp of
 -- message.lua), and each record names the identity that granted last. If the two differ, a quarantine begins.
--- _quarantine/ is the client's side.
+-- _quarantine/ is the client's side. A server of a quorum judges itself instead, see voter.lua.
 
 -- Returns for how many ms this server must grant nothing, because leases that the server has lost may be alive; and the
 -- evidence for that, as text. `recorded` is the identity or the evidence in a record, `ttl` the ttl of the record's
@@ -21,7 +21,7 @@
 -- that of a client which knows it, and begins with "@".
 local function decide_quarantine(recorded, ttl, fence)
   if IDENTITY == '-' or recorded == IDENTITY and not HAS_RETURNED then return 0 end
-  local since, wait, grace, previous, lossless = string.match(STAMP, '[ +*](%d+) (%d+) (%d+) (%S+) ?(.*)')
+  local since, wait, grace, previous, lossless = string.match(STAMP, '[ *](%d+) (%d+) (%d+) (%S+) ?(.*)')
   local evidence, successor, known_since, known_wait = string.match(recorded or '', '^([^>]*)>([^>]*)>(%d+)%+?(%d*)')
   local is_older = HAS_RETURNED and fence and fence < since * 1000 and evidence ~= previous
   local tells_less = successor == IDENTITY and string.byte(previous) == AT_SIGN and string.byte(evidence) ~= AT_SIGN
