@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from interlock._protocol.lock_fields import lock_fields
+from interlock._protocol.log import log
+from interlock._protocol.timing import FOREVER
 from interlock.primitives import once as script
 from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from interlock.primitives.lock import LockInspect
 
     from .lease import LeaseCore
+
+
+# Seconds that a run may wait longer than max_ttl for its quorum, whose servers begin to abstain when it connects.
+ABSTENTION_SLACK: Final = 1.0
 
 
 class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
@@ -80,17 +87,47 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
 
     async def _begin(self, section: Section) -> Any:
         """The lease of a run, which this section owns; or Skipped."""
+        core, until = self._session.core, FOREVER
+        while True:
+            attempt = core.attempt(
+                self._primitive,
+                self._options,
+                0,
+                self._lease_of,
+                busy=script.skipped_error,
+                try_for=core.patient_timeout,
+            )
+            try:
+                lease = section.lease = await core.acquire(attempt)
+            except script.RunSkipped as passed:
+                now = core.runtime.now()
+                until = min(until, now + min(self._limits.at_most, self._interlock.max_ttl) + ABSTENTION_SLACK)
+                if not await self._outlasts(passed, until):
+                    return passed.skipped
+            else:
+                lease._mark_in_with()
+                self._note(lease, succeeded=False)
+                return lease
+
+    async def _outlasts(self, passed: script.RunSkipped, until: float) -> bool:
+        """Wait while most servers of a quorum abstain: nobody is known to run the work. Returns whether to ask again.
+
+        Not past `until`, and never for one server: its quarantine may be that of a run which goes on.
+        """
         core = self._session.core
-        attempt = core.attempt(
-            self._primitive, self._options, 0, self._lease_of, busy=script.skipped_error, try_for=core.patient_timeout
+        if not core.server.is_quorum or passed.remaining is None:
+            return False
+        end = core.runtime.now() + max(passed.remaining, ABSTENTION_SLACK / 100)
+        if end > until:
+            return False
+        log.info(
+            "%s waits %.3g s, until its quorum grants again",
+            self._primitive,
+            passed.remaining,
+            extra=lock_fields(self._primitive),
         )
-        try:
-            lease = section.lease = await core.acquire(attempt)
-        except script.RunSkipped as passed:
-            return passed.skipped
-        lease._mark_in_with()
-        self._note(lease, succeeded=False)
-        return lease
+        await core.runtime.sleep_until(end)
+        return True
 
     def _note(self, lease: LeaseCore, *, succeeded: bool) -> None:
         """Let the release of this lease say what became of its run."""

@@ -15,7 +15,7 @@ from interlock.errors import AcquireTimeout, BrokenBarrier, ConfigError, LeaseLo
 from interlock.primitives.codes import BROKEN, CROWDED, LIMIT_MISMATCH, NO_EXPIRY, REVOKED, WRONG_KIND
 from interlock.primitives.kinds import KINDS, kind_named
 from interlock.primitives.lock import RECORD_VERSION
-from interlock.primitives.messages import Busy, Queued, Refused, lost_identity
+from interlock.primitives.messages import ABSTENTION, Busy, Queued, Refused, lost_identity
 
 ENDED_BEFORE_RELEASE: Final = "it had ended in the server before it was released"
 HEARTBEATS_UNANSWERED: Final = "the heartbeats of this waiter were not answered"
@@ -105,7 +105,13 @@ def _busy_text(resource: Resource, timeout: float, reply: Queued | Busy) -> str:
     tried = f"was not acquired within {round(timeout, 3):g} s" if timeout else "is not free"
     if not holder:
         return f"{resource} {tried}: other waiters are before this one in the queue"
-    if (identity := lost_identity(reply)) is not None:
+    if (identity := lost_identity(reply)) == ABSTENTION:
+        return (
+            f"{resource} {tried}: most servers of its quorum grant nothing for {left} more, since they were started, "
+            "emptied or given other data, and may have lost a lease that is alive. Wait; or, if the whole quorum is "
+            "new, end it: `interlock quorum new` with its URLs. A smaller max_ttl makes this shorter"
+        )
+    if identity is not None:
         cause = "started with the keys of a snapshot or a log" if identity == "?" else "restarted or replaced"
         return (
             f"{resource} {tried}: it is in quarantine for {left} more, since its server was {cause}, and may have lost "

@@ -86,6 +86,12 @@ class Revoking:
 
         Raises Unavailable or ConfigError.
         """
+        if self.force and self.core.server.is_quorum and any(token.startswith(QUARANTINE) for token in tokens):
+            raise ConfigError(
+                f"{self.resource}: most servers of its quorum abstain, since they may have lost leases that are alive. "
+                "That is over within max_ttl, and can't be ended for one name. If the whole quorum is new, `interlock "
+                "quorum new` with its URLs ends it"
+            )
         force = "1" if self.force else "0"
         return await self.send(tokens, [RevokeCall(token, force, self.why) for token in tokens])
 

@@ -72,7 +72,8 @@ MIN_VOTE_TIMEOUT: Final = 0.05  # seconds that a vote may take however short the
 CONNECT_TIMEOUT: Final = 0.5  # seconds for a connection
 # Seconds between two checks whether an absent server answers again: the first, the longest.
 ABSENT_CHECK_DELAYS: Final = (0.05, 1.0)
-LOG_ABSENCE_AFTER: Final = 1.0  # seconds for which a server is absent before the log says so
+# Seconds for which a server is absent, or seems to abstain longer than it has said, before the log says so.
+LOG_ABSENCE_AFTER: Final = 1.0
 # Seconds that an attempt waits after a split vote before it asks again: the first, the longest.
 YIELD_DELAYS: Final = (0.005, 0.5)
 RECHECK_MS: Final = 50  # ms after which the attempt that goes first asks whether the others have released their votes
@@ -382,7 +383,9 @@ class QuorumServer:
         """
         raw = await node.server.read_batch(sent, late=late)
         replies = [request.parse_reply(reply) for request, reply in zip(requests, raw, strict=False)]
-        node.note_replies(requests, replies)
+        if (abstains_for := node.note_replies(requests, replies)) and self.now() > node.counts_at + LOG_ABSENCE_AFTER:
+            node.counts_at = self.now() + abstains_for
+            self._log_abstentions([node])  # it has lost its data under an open connection
         error = next(iter(replies))
         if isinstance(error, ServerError):
             replies = [(isinstance(each, ServerError) and voter_error(node, each)) or each for each in replies]

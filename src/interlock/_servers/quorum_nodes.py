@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 from interlock._protocol.server import Disconnected, Message
 from interlock._protocol.timing import TOMBSTONE_TTL
 from interlock.primitives.lock import RegrantCall
-from interlock.primitives.messages import Abstains, AcquireCall, HeartbeatCall, ReleaseCall, RenewCall
+from interlock.primitives.messages import (
+    ABSTENTION,
+    Abstains,
+    AcquireCall,
+    Busy,
+    HeartbeatCall,
+    Queued,
+    ReleaseCall,
+    RenewCall,
+    lost_identity,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -41,7 +51,7 @@ class Node:
         self.is_up = False
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.cause = "not connected yet"  # why the server is absent
-        self.counts_at = 0.0  # when it ends to abstain, as it said when this client connected
+        self.counts_at = 0.0  # until when it abstains, or at most until when, as far as this client knows
         self.absent_since = server.runtime.now()
         self.absence_logged = False  # whether the log says that the server is absent
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
@@ -68,20 +78,29 @@ class Node:
             return request._replace(call=call._replace(subscribed=subscribed, channel=channel))
         return request
 
-    def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> None:
-        """Remember which tokens this server has answered, and which leases it has lost and may be asked to re-grant."""
+    def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> float:
+        """Remember which tokens this server has answered, and which leases it has lost and may be asked to re-grant.
+
+        Returns the seconds for which the server says that it abstains; 0 if it does not say so.
+        """
+        abstains_for = 0.0
         for request, reply in zip(requests, replies, strict=False):
             call = request.call
             if isinstance(call, AcquireCall | RegrantCall) and not isinstance(reply, Disconnected):
                 if call.token in self.tokens:
                     self.tokens[call.token] = False
+                if isinstance(reply, Queued | Busy) and lost_identity(reply) == ABSTENTION:
+                    abstains_for = max(0, reply.pttl_ms) / 1000
             elif isinstance(call, RenewCall) and not isinstance(reply, Exception):
                 for (token, _), state in zip(call.leases, reply.states, strict=False):
+                    if isinstance(state, Abstains):
+                        abstains_for = self.server.history.quarantine_seconds or 0.0  # or less
                     if isinstance(state, Abstains) and state.abstention:
                         self.abstentions[token] = state.abstention
                         drop_oldest(self.abstentions)
                     elif self.abstentions:
                         self.abstentions.pop(token, None)
+        return abstains_for
 
     @property
     def run_id(self) -> str:

@@ -182,6 +182,9 @@ def is_acquire(args: Words) -> bool:
     return args[0] == "acquire"
 
 
+ABSTENTION = "@?"  # what lost_identity() returns if servers of a quorum abstain: see voter.lua
+
+
 def lost_identity(reply: AcquireReply) -> str | None:
     """Return the identity of the server that granted last, if a quarantine is the cause of the reply; else None."""
     if isinstance(reply, Queued | Busy) and reply.holder.startswith(QUARANTINE):

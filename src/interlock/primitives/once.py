@@ -123,6 +123,8 @@ def skipped_error(resource: Resource, _timeout: float, reply: Busy | Queued) -> 
     quarantined = reply.holder.startswith(QUARANTINE)
     by = b"" if quarantined else reply.holder.removeprefix(b"!")
     started_us, ended_us = run_times(reply)
+    if quarantined and reply.pttl_ms >= 0:
+        error.remaining = reply.pttl_ms / 1000
     error.skipped = Skipped(
         resource.name,
         by.decode(errors="replace") or None,
