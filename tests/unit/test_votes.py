@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from interlock._servers.quorum_votes import Request, Split, Unagreed
-from interlock.primitives.codes import BUSY, CROWDED, GRANTED, NOT_FOUND, QUARANTINE, QUEUED, REVOKED
+from interlock.primitives.codes import (
+    ABSTAINS,
+    BUSY,
+    CROWDED,
+    GRANTED,
+    NOT_FOUND,
+    QUARANTINE,
+    QUEUED,
+    RETRY,
+    REVOKED,
+)
 from interlock.primitives.messages import Queued
 from interlock.primitives.scripts import load
 
@@ -58,6 +68,20 @@ def test_a_split_vote_is_seen_as_soon_as_no_majority_is_possible():
         ([NOT_FOUND, [REVOKED, b"disk full"]], 1, [REVOKED, b"disk full"]),
         ([GRANTED, NOT_FOUND], 1, None),
         ([GRANTED, b"WRONGTYPE", NOT_FOUND], 0, b"only 1 of 3 servers of the quorum renewed it"),  # tried again
+        # Whoever abstains confirms nothing, whether it has the lease or lost it; but that is no loss either.
+        ([GRANTED, [ABSTAINS, b""], GRANTED], 0, GRANTED),
+        ([GRANTED, [ABSTAINS, b""]], 1, None),
+        (
+            [GRANTED, [ABSTAINS, b""], [ABSTAINS, b"r 1"]],
+            0,
+            b"only 1 of 3 servers of the quorum renewed it, and 2 abstained",
+        ),
+        (
+            [NOT_FOUND, [ABSTAINS, b"r 1"], [ABSTAINS, b"r 1"]],
+            0,
+            b"only 0 of 3 servers of the quorum renewed it, and 2 abstained",
+        ),
+        ([NOT_FOUND, [ABSTAINS, b"r 1"], NOT_FOUND], 0, NOT_FOUND),
     ],
 )
 def test_a_majority_of_votes_renews(states, pending, state):
@@ -135,3 +159,17 @@ def test_a_job_has_run_if_any_server_says_so():
 )
 def test_a_majority_of_votes_refuses_one_more_waiter(votes, pending, reply):
     assert merged(ACQUIRE, *votes, pending=pending) == reply
+
+
+@pytest.mark.parametrize(
+    ("states", "state"),
+    [
+        ([QUEUED, QUEUED, GRANTED], GRANTED),
+        ([NOT_FOUND, NOT_FOUND, QUEUED], NOT_FOUND),
+        ([RETRY, QUEUED, QUEUED], QUEUED),  # one server abstains, and the lease that the others have goes on
+        ([RETRY, RETRY, QUEUED], RETRY),  # only an acquire finds that the servers abstain no longer
+    ],
+)
+def test_a_heartbeat_says_what_a_majority_knows_of_a_waiter(states, state):
+    votes = [[500, b"me/1", each] for each in states]
+    assert merged(("heartbeat", "-", "0", "me/1", "1000"), *votes)[2:] == [state]

@@ -21,6 +21,7 @@ from interlock.primitives.codes import (
     NOT_FOUND,
     QUARANTINE,
     QUEUED,
+    RETRY,
     REVOKED,
     WRONG_KIND,
 )
@@ -245,7 +246,9 @@ def _heartbeat(votes: Votes[HeartbeatCall, HeartbeatReply], _rules: QuorumRules)
     tokens = {token for token, _ in votes.call.waiters}
     heads = [vote.head for vote in votes.replies]
     states = [
-        GRANTED if GRANTED in column else NOT_FOUND if column.count(NOT_FOUND) >= votes.majority else QUEUED
+        GRANTED
+        if GRANTED in column
+        else next((state for state in (NOT_FOUND, RETRY) if column.count(state) >= votes.majority), QUEUED)
         for column in zip(*(vote.states for vote in votes.replies), strict=False)
     ]
     pttls = [vote.pttl_ms for vote in votes.replies]
