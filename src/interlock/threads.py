@@ -18,13 +18,13 @@ from ._api.lock import LockCore, RLockCore
 from ._api.misuse_errors import advising, making, refuse_bare
 from ._api.multi import MultiLockCore
 from ._api.once import OnceCore
-from ._api.options import DEFAULT_TTL, UNSET
+from ._api.options import UNSET
 from ._api.permits import RWLockCore, RWSideCore, SemaphoreCore
 from ._api.threads import InterlockForThreads, LeaseEvent, LeaseForThreads, Lockable, MultiLeaseForThreads, StopScope
 from ._protocol.acks import Assurance
 from ._protocol.retry_for import BY_TIMEOUT
 from ._protocol.run_to_end import run
-from ._protocol.timing import MAX_TTL, TRY_FOR
+from ._protocol.timing import DEFAULT_TTL, MAX_TTL, TRY_FOR
 from .errors import AcquireTimeout, BrokenBarrier, ConfigError, Deadlock, LeaseLost, LockError, NotHeld, Unavailable
 from .primitives.barrier import BarrierState
 from .primitives.election import Leader

@@ -22,6 +22,7 @@ from interlock._protocol.names import (
     tagged,
 )
 from interlock._protocol.retry_for import RetryFor, checked_retry_for
+from interlock._protocol.timing import DEFAULT_TTL
 from interlock._protocol.unset import Unset
 from interlock._quarantine.server_histories import Histories
 from interlock._session.session import Session
@@ -37,7 +38,7 @@ from .functions import name_of
 from .lease import LeaseState
 from .misuse_errors import INTERLOCK_HINTS, advised, check_not_shutting_down, not_held
 from .multi import checked_members
-from .options import DEFAULT_TTL, timeout_of
+from .options import timeout_of
 from .run_names import run_source
 from .section import CallSection
 from .synchronized import CallName, busy_answer, decorated

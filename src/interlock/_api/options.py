@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from .lease import WatchedCore
 
 LeaseT = TypeVar("LeaseT", bound="WatchedCore")
-DEFAULT_TTL: Final = 30.0  # seconds
-
-
 UNSET: Final = Unset("the lock's own timeout")
 
 

@@ -15,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from interlock._protocol.timing import DEFAULT_TTL
 from interlock.primitives.kinds import kind_named
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ MOVES: Final = "moves"
 STUCK: Final = "stuck"
 STUCK_TIMES: Final = 10
 MIN_STUCK: Final = 5.0  # seconds
-UNKNOWN_STUCK: Final = 30.0  # seconds: a dead holder would have lost its lease of 30 s by then
+UNKNOWN_STUCK: Final = DEFAULT_TTL  # seconds: a dead holder would have lost its lease by then, if that had the default
 MIN_APART: Final = 0.1  # seconds between two looks that count
 MAX_NAMES: Final = 10_000  # that are remembered
 HOLDS_KEPT: Final = 8  # of a name

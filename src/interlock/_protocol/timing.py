@@ -12,6 +12,7 @@ CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 now: Final = partial(time.clock_gettime, CLOCK)
 
 RETRY_FOR: Final = 5.0  # seconds that a server may stay away before a call raises Unavailable
+DEFAULT_TTL: Final = 30.0  # seconds: the ttl of a lease, unless its lock or its Interlock's max_ttl says otherwise
 MAX_TTL: Final = 30.0  # seconds: the longest ttl of a lease, unless the Interlock says otherwise
 TRY_FOR: Final = 1.0  # seconds that a call which does not wait may take, unless the Interlock says otherwise
 ANSWER_COUNTS_FOR: Final = 1.5  # seconds of a server's silence after which its last reply no longer counts

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from interlock._protocol.names import MAX_NAME_BYTES, MIN_TTL, duration, shortened
+from interlock._protocol.timing import DEFAULT_TTL
 from interlock.errors import AcquireTimeout, ConfigError
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.kind_record import Kind
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 NO_NOTE: Final = ("0", "0")  # the arguments of a release that lets the next run start at once
-RUN_TTL: Final = 30.0  # seconds until the lease of a dead process ends, unless at_most or max_ttl is shorter
 MAX_AT_MOST: Final = 366 * 86_400.0  # seconds
 
 
@@ -38,7 +38,7 @@ class RunLimits:
         if self.at_least > self.at_most:
             raise ConfigError(f"at_least ({self.at_least:g} s) must not be more than at_most ({self.at_most:g} s)")
         self.keep = duration(keep, "keep", minimum=1, maximum=MAX_AT_MOST) if keyed else 0.0
-        self.ttl = min(self.at_most, RUN_TTL, max_ttl)
+        self.ttl = min(self.at_most, DEFAULT_TTL, max_ttl)
 
     def release_args(self, *, succeeded: bool) -> tuple[str, str]:
         """Return the own arguments of a run's release: the ms after its start and after its end without another run."""

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from interlock._api.interlock import MONTH
-from interlock._api.options import DEFAULT_TTL
 from interlock._protocol.names import MIN_TTL, duration
-from interlock._protocol.timing import MAX_TTL
+from interlock._protocol.timing import DEFAULT_TTL, MAX_TTL
 from interlock.cli.escape import safe
 from interlock.cli.exit_status import EX_TEMPFAIL
 from interlock.cli.options import TIME, Prefix, Urls, connect
