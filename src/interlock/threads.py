@@ -244,7 +244,7 @@ class Lock(LockCore[Lease], Lockable[LockState, Lease]):
 
         The next waiter gets it when the holder has released it, or the holder's lease has run out. With `force` the
         next waiter gets it at once, though the holder may still be writing: that is unsafe unless the data checks
-        fences. `force` also ends a quarantine. Raises Unavailable or ConfigError.
+        fences. `force` also ends a quarantine, but not of a quorum. Raises Unavailable or ConfigError.
         """
         return run(self._revoke(reason, force))
 
@@ -808,7 +808,8 @@ class Interlock(InterlockForThreads):
 
         `servers` are URLs or clients of 3 or 5 single servers; the options are those of Interlock, without `confirm`.
         It has lock, rlock, multi, election, once and synchronized, but no rwlock, semaphore, latch or barrier: servers
-        that do not know each other can't agree on a count. Raises ConfigError; at the first use also if two of
+        that do not know each other can't agree on a count. A new quorum grants nothing for its first `max_ttl` seconds,
+        unless `interlock quorum new` has said that it is new. Raises ConfigError; at the first use also if two of
         `servers` are one server.
         """
         return cls(
