@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import IdentityStamp
+from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
     from interlock._connect.address import Address
@@ -38,9 +39,12 @@ class MemberHistory(ServerHistory):
         isolation_grace: float = 0.0,  # noqa: ARG002 (see ServerHistory)
         epoch: int | None = None,  # noqa: ARG002
     ) -> IdentityStamp:
-        """See ServerHistory."""
+        """See ServerHistory. Raises ConfigError: a server that refuses INFO can neither judge nor be told apart."""
         self.has_answered = True
-        if facts is None:
-            self._warn_of_no_identity(address)
+        if facts is None and self.quarantine_seconds is not None:
+            raise ConfigError(
+                f"{address.display_url} does not count in its quorum: it refuses INFO, or its reply has no run_id, so "
+                "nothing says whether it has lost leases. Give this user the right +info, or pass quarantine=False"
+            )
         self.latest, self.display_url = MemberStamp(facts, self.quarantine_seconds), address.display_url
         return self.latest

@@ -101,7 +101,9 @@ class ServerHistory:
         """
         self.has_answered = True
         if facts is None:
-            self._warn_of_no_identity(address)
+            if self.quarantine_seconds is not None and not self._has_warned:
+                self._has_warned = True
+                self._unsaid.append((_NO_IDENTITY, address.display_url))
             return IdentityStamp(None, self.quarantine_seconds, "-")
         stamp = self.stamps.get(facts.identity)
         if stamp is None:
@@ -183,11 +185,6 @@ class ServerHistory:
             # A later stamp than `latest` is one that another thread has just made.
             return stamp is not self.latest and stamp.met_at <= self.latest.met_at
         return epoch > stamp.epoch or (epoch != stamp.epoch and stamp is not self.latest)
-
-    def _warn_of_no_identity(self, address: Address) -> None:
-        if self.quarantine_seconds is not None and not self._has_warned:
-            self._has_warned = True
-            self._unsaid.append((_NO_IDENTITY, address.display_url))
 
     def _warn(self, text: str, address: Address, stamp: IdentityStamp) -> None:
         left = stamp.latest_start + (stamp.quarantine_seconds or 0) - now()

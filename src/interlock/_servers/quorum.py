@@ -18,9 +18,8 @@ Rules.
     for a random time, and ask again. So no attempt has to wait until a lease expires.
 (f) A server that may have forgotten leases judges that itself, and abstains for `max_ttl` (voter.lua, ADR 60). So each
     message that counts has the key of the voter record. The clock of an abstention starts with the first connection.
-(g) If a majority has confirmed a renewal, each server that has lost the lease, and abstains, is asked to re-grant it
-    (`_regrant`): so a lease outlives servers that restart one after another. Such a request may be late, so the release
-    leaves a tombstone there, as after rule (c).
+(g) If a majority has confirmed a renewal, the client asks each server that has lost the lease, and abstains, to grant
+    it again (`regrants`).
 (h) A server counts once in each round, by its run_id: two addresses may come to lead to it. While an address leads to
     the server of another one, it is absent.
 """
@@ -38,13 +37,13 @@ from interlock._protocol.log import log
 from interlock._protocol.server import ONLY_ROUTE, Disconnected, Message, Route, ServerError, TokenSpent
 from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._servers.quorum_nodes import Node, drop_oldest
-from interlock._servers.quorum_votes import VERBS, Request, Split, Unagreed
+from interlock._servers.quorum_votes import Request, Split, Unagreed
+from interlock._servers.regrants import Regrants
 from interlock._servers.single import SentBatch, connected_clients
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.kinds import rules_of
-from interlock.primitives.lock import FenceCall, FenceReply, RegrantCall, VoterCall
+from interlock.primitives.lock import FenceCall, FenceReply, VoterCall
 from interlock.primitives.messages import (
-    RENEWED,
     AcquireCall,
     AcquireReply,
     DoneReply,
@@ -149,14 +148,15 @@ class QuorumServer:
         self.nodes = [Node(server) for server in servers]
         self.majority = len(servers) // 2 + 1
         self.now = runtime.now
+        self._judges = servers[0].history.quarantine_seconds is not None
+        self._judging = Request.parse((_LOCK, (), VoterCall().encode()), voter_key)
         self._closed = False
         self._start()
 
     def _start(self) -> None:
         self._stragglers: deque[Straggler] = deque()  # batches that a server has not answered yet
         self._yielded: dict[str, int] = {}  # the tokens that yielded in a split vote, and how often
-        # By token: the acquire that was granted, and its fence. A release drops it, before it is sent anywhere.
-        self._granted: dict[str, tuple[Request, int]] = {}
+        self._regrants = Regrants(self.now)
         self._has_tried_all = False  # whether this client has tried to connect to every server
         self._all_up = False  # whether all servers answer, and are a quorum
         self._watching_absent = False
@@ -222,8 +222,7 @@ class QuorumServer:
                 outcome = await self._agree(request, outcome.fence, until, within)
             if isinstance(outcome, Granted):
                 self._yielded.pop(call.token, None)
-                self._granted[call.token] = request, outcome.number
-                drop_oldest(self._granted)
+                self._regrants.remember(request, outcome.number)
             if not isinstance(outcome, Split):
                 return outcome  # type: ignore[no-any-return]
             reply, goes_first = outcome
@@ -319,7 +318,7 @@ class QuorumServer:
             await self._collect_stragglers()
         for request in requests:
             if isinstance(request.call, ReleaseCall):
-                self._granted.pop(request.call.token, None)  # before a server gets it: see _regrant
+                self._regrants.forget(request.call.token)
         round_ = Round(self, requests, until, within)
         try:
             await round_.send()
@@ -328,43 +327,15 @@ class QuorumServer:
                 await round_.collect()
         finally:
             self._stragglers += [(node, sent, own) for node, own, sent in round_.awaited]
-        if any(node.abstentions for node in self.nodes):
+        if isinstance(requests[0].call, RenewCall):
             await self._regrant(round_)
         return round_
 
     async def _regrant(self, round_: Round) -> None:
-        """Ask the servers that have lost leases to grant those again that a majority has just confirmed: rule (g).
-
-        Nobody waits for the replies, which are stragglers. A release in another thread first drops the lease from
-        `_granted`, and then asks `Node.tokens` whether to leave a tombstone; this method does it the other way round.
-        So either the release leaves a tombstone, or nothing is sent here.
-        """
-        confirmed = [
-            (lease, state)
-            for request, reply in zip(round_.requests, round_.outcomes, strict=True)
-            if isinstance(request.call, RenewCall) and not isinstance(reply, Exception)
-            for lease, state in zip(request.call.leases, reply.states, strict=False)
-        ]
-        late = int((self.now() - round_.started) * 1000) + 1
-        for node in self.nodes:
-            requests: list[Request] = []
-            for (token, ttl_ms), state in confirmed:
-                if state != RENEWED or not node.is_up or not (abstention := node.abstentions.pop(token, "")):
-                    continue
-                node.tokens[token] = True
-                drop_oldest(node.tokens)
-                granted = self._granted.get(token)
-                if granted is None or int(ttl_ms) <= late:
-                    node.tokens.pop(token, None)
-                    continue
-                acquire, fence = granted
-                channel, kind = node.server.subscription_of(acquire.keys[0])[1], acquire.call.own[1]
-                call = RegrantCall(token, str(int(ttl_ms) - late), str(fence), abstention, kind, channel)
-                requests.append(acquire.instead(call))
-            if requests:
-                end = self.now() + VOTE_TIMEOUT
-                sent = await node.server.send_batch([request.message for request in requests], end)
-                self._stragglers.append((node, sent, requests))
+        """Ask servers that have lost leases for re-grants: rule (g). Nobody waits for the replies."""
+        for node, regrants in self._regrants.due(round_.requests, round_.outcomes, round_.started, self.nodes):
+            sent = await node.server.send_batch([each.message for each in regrants], self.now() + VOTE_TIMEOUT)
+            self._stragglers.append((node, sent, regrants))
 
     def order(self) -> list[Node]:
         """All servers; those with an open connection first."""
@@ -415,13 +386,20 @@ class QuorumServer:
     # The servers that are up
 
     async def _ready(self, until: float) -> None:
-        """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum."""
+        """Connect to all servers before the first round. Raises ConfigError if these servers are no quorum.
+
+        A server that can't judge itself is no more than absent, unless too few are left: another version of interlock
+        may have written its record, and running processes go on without it.
+        """
         if not self._has_tried_all:
             for left, node in zip(range(len(self.nodes), 0, -1), self.nodes, strict=True):
                 # Each server gets a share of the time, so that silent servers leave enough time to connect to the rest.
                 share = self.now() + max(0.0, until - self.now()) / left
                 if not node.is_up and (error := await self._connect(node, share)):
                     raise error
+            faults = [node.fault for node in self.nodes if node.fault is not None]
+            if len(self.nodes) - len(faults) < self.majority:
+                raise faults[0]
             self._has_tried_all = True
             self._log_abstentions(self.nodes)
         up = sum(node.is_up for node in self.nodes)
@@ -452,7 +430,7 @@ class QuorumServer:
             return None
         # Send the script's text with the next call: a NOSCRIPT reply of a straggler may be too late for a retry.
         node.server.send_script_text = True
-        node.is_up = True
+        node.is_up, node.fault = True, None
         if node.absence_logged:
             node.absence_logged = False
             log.warning("interlock: %s answers again", node.server.display_url)
@@ -480,14 +458,23 @@ class QuorumServer:
 
     async def _judge(self, node: Node, until: float) -> None:
         """Let the server judge itself, which starts its clock. Raises ConfigError, Disconnected or ServerError."""
-        if node.server.history.quarantine_seconds is None:
+        if not self._judges:
             return
-        request = Request(_LOCK, (self._voter_key,), VoterCall(), VERBS["voter"])
-        (raw,) = await node.server.call_many([request.message], until)
-        reply = request.parse_reply(raw)
+        (raw,) = await node.server.call_many([self._judging.message], until)
+        reply = self._judging.parse_reply(raw)
+        if isinstance(reply, ServerError) and (fault := voter_error(node, reply)):
+            node.fault = fault
+            raise ServerError(str(fault))
         if isinstance(reply, Exception):
-            raise voter_error(node, reply) or reply
-        node.counts_at = self.now() + reply.abstains_ms / 1000
+            raise reply
+        node.judged_run_id, node.counts_at = node.run_id, self.now() + reply.abstains_ms / 1000
+
+    async def judge_new(self, node: Node, run_id: str) -> None:
+        """If another process answers than the one that judged itself last, let it do so; nobody waits for the reply."""
+        if self._judges and run_id != node.judged_run_id:
+            node.judged_run_id = run_id
+            sent = await node.server.send_batch([self._judging.message], self.now() + VOTE_TIMEOUT)
+            self._stragglers.append((node, sent, [self._judging]))
 
     def _log_abstentions(self, nodes: Sequence[Node]) -> None:
         """Log for how long these servers abstain, if any does."""
@@ -634,6 +621,7 @@ class Round:
                 self.replies[node] = [Disconnected(cause, sent=True)] * len(replies)
             else:
                 self.replies[node] = replies
+                await self.quorum.judge_new(node, sent.run_id)
 
     def decide(self) -> bool:
         """Merge the replies so far. Returns whether each request has its outcome."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.server import Disconnected, Message
 from interlock._protocol.timing import TOMBSTONE_TTL
-from interlock.primitives.lock import RegrantCall
+from interlock.primitives.lock import RegrantCall, VoterReply
 from interlock.primitives.messages import (
     ABSTENTION,
     Abstains,
@@ -17,6 +17,7 @@ from interlock.primitives.messages import (
     Queued,
     ReleaseCall,
     RenewCall,
+    RenewReply,
     lost_identity,
 )
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from interlock._servers.quorum_votes import Request
     from interlock._servers.single import SingleServer
+    from interlock.errors import ConfigError
 
 MAX_REMEMBERED: Final = 100_000  # tokens that a client remembers for each server
 TOMBSTONE_MS: Final = str(int(TOMBSTONE_TTL * 1000))
@@ -39,7 +41,9 @@ class Node:
         "abstentions",
         "cause",
         "counts_at",
+        "fault",
         "is_up",
+        "judged_run_id",
         "longest_ttl",
         "pending_releases",
         "server",
@@ -52,6 +56,8 @@ class Node:
         self.longest_ttl = TOMBSTONE_TTL  # seconds: a lease that this client requested there lasts no longer
         self.cause = "not connected yet"  # why the server is absent
         self.counts_at = 0.0  # until when it abstains, or at most until when, as far as this client knows
+        self.judged_run_id = ""  # the process that this client asked last to judge itself
+        self.fault: ConfigError | None = None  # why it can't judge itself, if it is absent for that
         self.absent_since = server.runtime.now()
         self.absence_logged = False  # whether the log says that the server is absent
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
@@ -91,16 +97,24 @@ class Node:
                     self.tokens[call.token] = False
                 if isinstance(reply, Queued | Busy) and lost_identity(reply) == ABSTENTION:
                     abstains_for = max(0, reply.pttl_ms) / 1000
-            elif isinstance(call, RenewCall) and not isinstance(reply, Exception):
-                for (token, _), state in zip(call.leases, reply.states, strict=False):
-                    if isinstance(state, Abstains):
-                        abstains_for = self.server.history.quarantine_seconds or 0.0  # or less
-                    if isinstance(state, Abstains) and state.abstention:
-                        self.abstentions[token] = state.abstention
-                        drop_oldest(self.abstentions)
-                    elif self.abstentions:
-                        self.abstentions.pop(token, None)
+            elif isinstance(reply, VoterReply):
+                abstains_for = reply.abstains_ms / 1000
+            elif isinstance(reply, RenewReply) and self._note_abstentions(call, reply):
+                abstains_for = self.server.history.quarantine_seconds or 0.0  # or less
         return abstains_for
+
+    def _note_abstentions(self, call: RenewCall, reply: RenewReply) -> bool:
+        """Remember the leases that this server has lost. Returns whether it abstains."""
+        abstains = False
+        for (token, _), state in zip(call.leases, reply.states, strict=False):
+            if isinstance(state, Abstains):
+                abstains = True
+            if isinstance(state, Abstains) and state.abstention:
+                self.abstentions[token] = state.abstention
+                drop_oldest(self.abstentions)
+            elif self.abstentions:
+                self.abstentions.pop(token, None)
+        return abstains
 
     @property
     def run_id(self) -> str:

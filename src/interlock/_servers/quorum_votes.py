@@ -326,25 +326,25 @@ class Verb(NamedTuple):
     parse_reply: Callable[[Any], Any]
     merge: Callable[[Votes[Any, Any], QuorumRules], Any] | None
     """None: `QuorumServer` sends each server a call of its own."""
-    is_judged: bool = False
-    """Whether lock.lua gets the message, and so the key of the voter record behind the others."""
+    has_voter_key: bool = False
+    """Whether the key of the voter record stands behind the others: for each script that includes message.lua."""
 
 
 VERBS: Final[dict[str, Verb]] = {
-    "acquire": Verb(AcquireCall.parse, parse_acquire, merge_acquire, is_judged=True),
-    "fence": Verb(FenceCall.parse, FenceReply.parse, _fence, is_judged=True),
-    "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release, is_judged=True),
-    "renew": Verb(RenewCall.parse, RenewReply.parse, _renew, is_judged=True),
-    "heartbeat": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat, is_judged=True),
-    "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect, is_judged=True),
-    "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke, is_judged=True),
+    "acquire": Verb(AcquireCall.parse, parse_acquire, merge_acquire, has_voter_key=True),
+    "fence": Verb(FenceCall.parse, FenceReply.parse, _fence, has_voter_key=True),
+    "release": Verb(ReleaseCall.parse, ReleaseReply.parse, _release, has_voter_key=True),
+    "renew": Verb(RenewCall.parse, RenewReply.parse, _renew, has_voter_key=True),
+    "heartbeat": Verb(HeartbeatCall.parse, HeartbeatReply.parse, _heartbeat, has_voter_key=True),
+    "inspect": Verb(InspectCall.parse, LockInspect.parse, _inspect, has_voter_key=True),
+    "revoke": Verb(RevokeCall.parse, DoneReply.parse, _revoke, has_voter_key=True),
     "watch": Verb(WatchCall.parse, parse_watch, _watch),
-    "kind": Verb(KindCall.parse, KindReply.parse, _kind),
+    "kind": Verb(KindCall.parse, KindReply.parse, _kind, has_voter_key=True),
     "note": Verb(NoteCall.parse, DoneReply.parse, _note),
     "noted": Verb(NotedCall.parse, NotedReply.parse, _noted),
     "forget": Verb(ForgetCall.parse, DoneReply.parse, None),
-    "regrant": Verb(RegrantCall.parse, FenceReply.parse, None, is_judged=True),
-    "voter": Verb(VoterCall.parse, VoterReply.parse, None, is_judged=True),
+    "regrant": Verb(RegrantCall.parse, FenceReply.parse, None, has_voter_key=True),
+    "voter": Verb(VoterCall.parse, VoterReply.parse, None, has_voter_key=True),
     "report": Verb(registry.ReportCall.parse, DoneReply.parse, registry.merge_done),
     "leave": Verb(registry.LeaveCall.parse, DoneReply.parse, registry.merge_done),
     "list": Verb(registry.ListCall.parse, registry.ListReply.parse, registry.merge_list),
@@ -357,7 +357,7 @@ class Request(NamedTuple):
 
     script: Script
     keys: Sequence[str | bytes]
-    """With the key of the voter record behind them, if lock.lua gets the message."""
+    """With the key of the voter record behind them, if the script includes message.lua."""
     call: Any
     """One of the types that `VERBS` names."""
     verb: Verb
@@ -367,7 +367,7 @@ class Request(NamedTuple):
         """The request that this message of the client carries."""
         script, keys, args = message
         verb = VERBS[str(next(iter(args)))]
-        return cls(script, (*keys, voter_key) if verb.is_judged else keys, verb.parse_call(args), verb)
+        return cls(script, (*keys, voter_key) if verb.has_voter_key else keys, verb.parse_call(args), verb)
 
     def instead(self, call: Call) -> Request:
         """The request with this call in place of its own. Both are for lock.lua."""

@@ -47,7 +47,9 @@ local function judge_voter(is_query)
   since, tail = is_same and tonumber(since) or now_ms, is_same and tail or ''
   local is_kept = is_same and tonumber(longest) >= max_ttl
   longest = math.max(tonumber(longest or 0), max_ttl)
-  if not is_query and not (is_kept and call('PTTL', VOTER) > MIN_VOTER_TTL_MS) then
+  if is_kept then  -- PEXPIRE needs no memory: a full server goes on to count
+    if not is_query and call('PTTL', VOTER) < MIN_VOTER_TTL_MS then call('PEXPIRE', VOTER, VOTER_TTL_MS) end
+  elseif not is_query then
     local record = string.format('1 %s %.0f %.0f%s', replid, since, longest, tail)
     local written = redis.pcall('SET', VOTER, record, 'PX', VOTER_TTL_MS)
     if written.err then
