@@ -746,3 +746,21 @@ def test_the_packer_of_hiredis_gets_nothing_but_text(kit_less_interlock, monkeyp
 def kit_less_interlock(server, clean):
     yield interlock.Interlock(server.url)
     clean.delete("users:1", "users:n")
+
+
+@rule(6, 11)
+def test_an_interrupt_at_any_step_of_connecting_leaves_nothing_that_a_child_could_not_close(server):
+    """What a child after a fork does with each of its parent's connections is done here with those that are left."""
+    at, done = 0, False
+    while not done:
+        at += 1
+        locks = interlock.Interlock(server.url, registry=False)
+        with Interruption(at) as interruption:
+            locks.lock("a").inspect()
+        done = interruption.done
+        pool = locks._session.server.pool
+        for connection in list(pool.open_connections):
+            connection.close_copy()
+        assert not pool.open_connections
+        locks.close()
+    assert at > 100

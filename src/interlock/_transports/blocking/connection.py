@@ -94,7 +94,6 @@ class BlockingConnection:
         sock: Any = self._redis_connection._sock
         self._sock: socket.socket = sock  # from here on redis-py does nothing more
         self.inode = inode_of(sock.fileno())
-        pool.open_connections.add(self)
         self._reader = reader()
         self._unread: deque[PendingReplies] = deque()  # in the order in which their commands were sent
         self._limit = 0.0
@@ -107,6 +106,7 @@ class BlockingConnection:
         self.named: NamedPrimary = self._redis_connection.named
         self.stamp = NO_STAMP
         try:
+            pool.open_connections.add(self)  # whole: a child closes all that it finds there
             set_socket_options(sock, address.parameters)
             commands, sent_at = handshake_commands(address), now()
             self.write(b"".join(commands), until)
