@@ -422,6 +422,44 @@ def test_reset_forgets_a_restart_for_every_interlock_of_the_process(own):
         assert own.running
 
 
+async def test_the_servers_of_a_quorum_count_at_once_after_their_start_and_a_reset_and_after_no_other_fault(mode):
+    with contextlib.ExitStack() as ends:
+        servers = [ends.enter_context(BreakableServer(quorum_prefix="app:")) for _ in range(3)]
+        locks = mode.interlock([server.url for server in servers], prefix="app:", max_ttl=300)
+
+        async def is_quarantined():
+            with pytest.raises(AcquireTimeout) as error:
+                await locks.lock("a").acquire(timeout=0)
+            return error.value.quarantined
+
+        await (await locks.lock("a").acquire(timeout=5)).release()
+
+        def empty(server):
+            with redis.from_url(server.url) as client:
+                client.flushall()
+
+        def start_again(server):
+            server.stop()
+            server.start()
+
+        for fault in (restart_server, empty, start_again):
+            for server in servers:
+                fault(server)
+            assert await is_quarantined(), fault
+            for server in servers:
+                server.reset()
+            await (await locks.lock("a").acquire(timeout=5)).release()
+        assert await mode.interlock([server.url for server in servers]).lock("a").try_acquire() is None, (
+            "nobody vouches"
+        )
+        await locks.close()
+
+
+def test_a_server_of_a_quorum_that_refuses_info_is_no_server_for_a_test():
+    with pytest.raises(Unavailable, match="must answer INFO"):
+        BreakableServer(config={"rename-command": 'INFO ""'}, quorum_prefix="lock:").start()
+
+
 def test_reset_forgets_a_server_whose_handshake_a_busy_thread_notes_late(own, monkeypatch):
     with interlock.Interlock(own.url) as locks:
         locks.lock("a").acquire().release()

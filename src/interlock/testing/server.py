@@ -8,6 +8,8 @@ import signal
 import time
 from typing import TYPE_CHECKING, Final
 
+from interlock._protocol.info import parse_info
+from interlock._quarantine.voter import RECORD_TTL, VoterRecord, voter_key
 from interlock.embedded import Server, _ask, _processes
 from interlock.errors import ConfigError, Unavailable
 
@@ -28,11 +30,24 @@ class BreakableServer(Server):
 
     Without `config` the server stores nothing on disk, so after `restart()` it is empty, like a cache. With
     `config={"appendonly": "yes", "appendfsync": "always"}` it then has every write that it acknowledged.
+
+    `quorum_prefix` says that it is one of the servers of an `Interlock.quorum(..., prefix=quorum_prefix)`, in database
+    0. Then it counts at once after its start and after `reset()`, since no client can have had a lease there; a server
+    of a quorum that nobody vouches for counts `max_ttl` after a client first reached it. After `restart()` it does so,
+    too.
     """
 
-    def __init__(self, *, binary: str | Path | None = None, config: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        binary: str | Path | None = None,
+        config: Mapping[str, str] | None = None,
+        quorum_prefix: str | None = None,
+    ) -> None:
         super().__init__(binary=binary, config=config)
+        self._quorum_prefix = quorum_prefix
         self._command: Sequence[str | Path] = ()
+        self._was_launched = False
         self._was_restarted = False  # since the last reset()
         self._is_paused = False
 
@@ -81,8 +96,9 @@ class BreakableServer(Server):
     def reset(self, *, timeout: float = START_TIMEOUT) -> None:
         """Make the server as it was at its start, whatever a test has done to it: it runs, answers and is empty.
 
-        If it was restarted, each Interlock of this process forgets that, so no quarantine reaches the next test. Raises
-        `Unavailable` if the server does not come up, or does not answer; `ConfigError` in a child after a fork.
+        If it was restarted, each Interlock of this process forgets that, so no quarantine reaches the next test. With
+        `quorum_prefix` the server counts at once. Raises `Unavailable` if the server does not come up, or does not
+        answer; `ConfigError` in a child after a fork.
         """
         if self not in _processes:
             if self._home is not None and self._home.exists():
@@ -102,7 +118,25 @@ class BreakableServer(Server):
             self.restart(timeout=timeout)
             forget_servers(self._is_at)  # a handshake with the former process may have noted that only now
             self._was_restarted = False
-        self._command_or_raise(b"FLUSHALL")
+        self._command_or_raise("FLUSHALL")
+        self._vouch()
+
+    def _launch(self, home: Path, binary: Path, deadline: float) -> None:
+        super()._launch(home, binary, deadline)
+        if not self._was_launched:  # a second start is a restart for those who knew the first process
+            self._was_launched = True
+            self._vouch()
+
+    def _vouch(self) -> None:
+        """Let a server of a quorum count from now on, for clients with any max_ttl."""
+        if self._quorum_prefix is None:
+            return
+        info = _ask(self._started(), b"INFO replication", time.monotonic() + ANSWER_TIMEOUT)
+        replid = parse_info(info).get("master_replid")
+        if replid is None:
+            raise Unavailable("a server of a quorum must answer INFO, which this private server does not")
+        record = VoterRecord(replid, since_ms=0, longest_ms=0).encode()
+        self._command_or_raise("SET", voter_key(self._quorum_prefix), record, "EX", str(round(RECORD_TTL)))
 
     def _save(self) -> None:
         """Write a snapshot, which the next process loads."""
@@ -111,13 +145,15 @@ class BreakableServer(Server):
                 "the server was killed, so it has no data to keep: call restart(keep_data=True) while it runs, or make "
                 'it store its keys by config={"appendonly": "yes", "appendfsync": "always"}'
             )
-        self._command_or_raise(b"SAVE")
+        self._command_or_raise("SAVE")
 
-    def _command_or_raise(self, command: bytes) -> None:
-        reply = None if self._is_paused else _ask(self._started(), command, time.monotonic() + ANSWER_TIMEOUT)
+    def _command_or_raise(self, *command: str) -> None:
+        words = [word.encode() for word in command]
+        packed = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+        reply = None if self._is_paused else _ask(self._started(), packed, time.monotonic() + ANSWER_TIMEOUT)
         if reply != b"+OK\r\n":
             state = "is paused: call resume() first" if self._is_paused else f"replied {reply!r}"
-            raise Unavailable(f"{command.decode()} on the private server failed: the server {state}")
+            raise Unavailable(f"{command[0]} on the private server failed: the server {state}")
 
     def _is_at(self, address: Address) -> bool:
         """Whether this address leads to this server."""
