@@ -98,12 +98,47 @@ def test_each_fact_about_several_servers_has_its_finding(facts, level, says):
     assert says in judged(facts)[level]
 
 
+REPLID, NOW = "a" * 40, 1_000_000  # ms
+RECORDS = {
+    "": (Level.WARNING, "has no voter record: it counts 30 s after a client first reaches it"),
+    f"1 {REPLID} 970000 30000": (Level.OK, "counts"),
+    f"1 {REPLID} 980000 30000 a word of later": (Level.WARNING, "abstains for 10 s more"),
+    f"1 {REPLID} 970000 40000": (Level.WARNING, "abstains for 10 s more"),
+    f"1 {REPLID} 980000 9": (Level.WARNING, "abstains for 10 s more"),
+    f"1 {'b' * 40} 0 40000": (Level.WARNING, "it counts 40 s after a client next reaches it"),
+    f"1 {REPLID} 1000001 30000": (Level.WARNING, "it counts 30 s after a client next reaches it"),
+    f"2 {REPLID} 0 0": (Level.DANGER, "can't be read"),
+    f"1 {REPLID} 0 {10**400}": (Level.DANGER, "can't be read"),
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_each_server_of_a_quorum_counts_or_not_and_the_doctor_says_why(record):
+    level, says = RECORDS[record]
+    one = server(info={"master_replid": REPLID}, voter_record=record, now_ms=NOW)
+    found = judged(Facts("quorum", [one] * 3))
+    assert says in found[level]
+    assert ("0 of its 3 servers count now" in found[Level.WARNING]) == (level is not Level.OK)
+
+
+def test_a_server_of_a_quorum_that_refuses_info_is_a_danger_once():
+    found = judged(Facts("quorum", [ServerFacts("redis://a/0")]))
+    assert "refuses INFO, so it can't judge itself" in found[Level.DANGER] and "INFO" not in found[Level.WARNING]
+
+
+def test_the_age_of_a_server_of_a_quorum_says_nothing_of_a_quarantine():
+    assert "quarantine" not in judged(Facts("quorum", [server(info={"uptime_in_seconds": "20"})]))[Level.NOTE]
+
+
 def test_servers_that_are_set_up_well_have_no_warning():
-    alone, free = {"connected_slaves": "0"}, {"min-replicas-to-write": "0"}
+    alone = {"connected_slaves": "0", "master_replid": REPLID}
+    free, counts = {"min-replicas-to-write": "0"}, {"voter_record": f"1 {REPLID} 0 0", "now_ms": NOW}
     for facts in (
         Facts("server", [server()]),
         Facts("cluster", [server(), server()]),
-        Facts("quorum", [server(info={"run_id": each} | alone, settings=free) for each in "abc"], hosts=[*"abc"]),
+        Facts(
+            "quorum", [server(info={"run_id": each} | alone, settings=free, **counts) for each in "abc"], hosts=[*"abc"]
+        ),
         Facts("sentinel", [server()], [ServerFacts("s")] * 3, [{"num-slaves": "2"}]),
     ):
         found = judged(facts)

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from interlock._connect.server_check import OLDEST_VERSION, parse_version
+from interlock._doctor.voters import State, judge, way_out
 from interlock._protocol.timing import MAX_TTL
 from interlock._quarantine.identity import NO_REPLID
 from interlock.primitives.deadlocks import WAY_OUT, find
@@ -55,8 +56,10 @@ def findings(facts: Facts, *, max_ttl: float = MAX_TTL, prefix: str = "lock:") -
     """All findings, the worst first. `prefix`: that of the programs about which the person asks."""
     found = list[Finding]()
     for server in facts.servers:
-        found += _of_server(server, max_ttl)
+        found += _of_server(server, max_ttl, judges_itself=facts.kind == "quorum")
         found += _of_names(server, prefix)
+    if facts.kind == "quorum":
+        found += _of_voters(facts, max_ttl, prefix)
     if facts.kind != "server":
         found += {"quorum": _of_quorum, "sentinel": _of_sentinels, "cluster": _of_cluster}[facts.kind](facts)
     return by_level(found)
@@ -71,14 +74,14 @@ def by_level(found: Iterable[Finding]) -> list[Finding]:
 # One server
 
 
-def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
+def _of_server(server: ServerFacts, max_ttl: float, *, judges_itself: bool) -> Iterator[Finding]:
     url = server.url
     if server.error:
         verb = "does not answer" if server.advice else "can't be used"
         yield Finding(Level.DANGER, url, f"{verb}: {server.error}", server.advice)
         return
     yield from _of_version(server)
-    if not server.info:
+    if not server.info and not judges_itself:
         yield Finding(
             Level.WARNING,
             url,
@@ -87,7 +90,7 @@ def _of_server(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
         )
     yield from _of_rights(server)
     yield from _of_memory(server)
-    yield from _of_persistence(server, max_ttl)
+    yield from _of_persistence(server, None if judges_itself else max_ttl)
     yield from _of_role(server)
     if server.latency > MAX_LATENCY:
         yield Finding(
@@ -160,15 +163,16 @@ def _of_memory(server: ServerFacts) -> Iterator[Finding]:
         )
 
 
-def _of_persistence(server: ServerFacts, max_ttl: float) -> Iterator[Finding]:
+def _of_persistence(server: ServerFacts, quarantine: float | None) -> Iterator[Finding]:
+    """`quarantine`: seconds that it lasts; None if there is none after a start."""
     uptime = float(server.info.get("uptime_in_seconds", "inf") or 0)
-    if uptime < max_ttl:
+    if quarantine is not None and uptime < quarantine:
         # A server does not say when it was promoted: the quarantine begins then.
         at_least = "at least " if server.info.get("master_replid2", NO_REPLID) != NO_REPLID else ""
         yield Finding(
             Level.NOTE,
             server.url,
-            f"started {uptime:.0f} s ago: for {at_least}{max_ttl - uptime:.0f} s more it grants nothing for "
+            f"started {uptime:.0f} s ago: for {at_least}{quarantine - uptime:.0f} s more it grants nothing for "
             "names that were in use before (quarantine)",
         )
     if (
@@ -365,6 +369,36 @@ def _of_quorum(facts: Facts) -> Iterator[Finding]:
                 "replicates or is replicated: the servers of a quorum must be independent",
                 "REPLICAOF NO ONE; or use Sentinel",
             )
+
+
+def _of_voters(facts: Facts, max_ttl: float, prefix: str) -> Iterator[Finding]:
+    """Which servers of a quorum count now."""
+    counting = 0
+    for server in (each for each in facts.servers if not each.error):
+        standing = judge(server.voter_record, server.info, server.now_ms, max_ttl)
+        counting += standing.state is State.COUNTS
+        level, advice = {
+            State.COUNTS: (Level.OK, ""),
+            State.ABSTAINS: (
+                Level.WARNING,
+                "Wait so long. Restart the servers of a quorum one by one, and max_ttl apart",
+            ),
+            State.NEW: (
+                Level.WARNING,
+                "Of a new quorum: interlock quorum new. Before an upgrade: interlock quorum adopt. Else wait so long",
+            ),
+            State.CHANGED: (Level.WARNING, "Wait so long"),
+            State.UNREADABLE: (Level.DANGER, way_out(prefix)),
+            State.UNKNOWN: (Level.DANGER, "Give its user the right +info"),
+        }[standing.state]
+        yield Finding(level, server.url, standing.sentence(f"{standing.wait:.0f} s"), advice)
+    if 2 * counting <= len(facts.servers):
+        yield Finding(
+            Level.WARNING,
+            "the quorum",
+            f"{counting} of its {len(facts.servers)} servers count now: until a majority does, no lock is granted",
+            "interlock quorum show says when they will",
+        )
 
 
 def _span(seconds: str) -> str:

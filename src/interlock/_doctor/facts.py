@@ -17,7 +17,9 @@ from interlock._connect.refusals import connection_error
 from interlock._connect.server_check import pairs_of
 from interlock._connect.target import address_of, quorum_of
 from interlock._doctor.names_in_use import SCAN_FOR, connected, names_in, primaries, reply
+from interlock._doctor.voters import UNREADABLE
 from interlock._protocol.info import parse_info
+from interlock._quarantine.voter import voter_key
 from interlock.errors import LockError
 from interlock.primitives.audit import AUDIT_KEY
 from interlock.primitives.registry import INDEX, entries_key
@@ -28,9 +30,10 @@ if TYPE_CHECKING:
     from interlock._connect.address import Address
     from interlock._connect.sentinels import Sentinels
 
-__all__ = ["Facts", "ServerFacts", "ask", "ask_at"]
+__all__ = ["Facts", "ServerFacts", "ask", "ask_at", "now_ms_of", "stored_record", "why_silent"]
 
 PINGS: Final = 20  # for the latency
+START_IT: Final = "Start it, or correct the URL"
 SETTINGS: Final = (
     "maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write",
     "min-replicas-max-lag", "cluster-node-timeout",
@@ -58,7 +61,7 @@ class ServerFacts:
     url: str
     error: str = ""
     """Why it did not answer; then there is nothing else."""
-    advice: str = "Start it, or correct the URL"
+    advice: str = START_IT
     """What to do about the error; "" if the error says it itself."""
     info: dict[str, str] = field(default_factory=dict[str, str])
     """INFO, every section; empty if it is refused."""
@@ -72,6 +75,10 @@ class ServerFacts:
     """The median of PINGS round trips, in seconds."""
     clock: float = 0.0
     """How many seconds its clock is ahead of this machine's."""
+    voter_record: str = ""
+    """Of a server of a quorum: as in `stored_record`."""
+    now_ms: int = 0
+    """Its clock, ms."""
     database: int = 0
     """The number of the database that its URL names."""
     names: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
@@ -95,18 +102,18 @@ class Facts:
     """Where the servers of a quorum are."""
 
 
-def ask(urls: Sequence[str]) -> Facts:
+def ask(urls: Sequence[str], prefix: str) -> Facts:
     """Ask the servers of this URL, or those of a quorum; of none, $INTERLOCK_URL. Raises ConfigError."""
     if len(urls) > 1:
-        return ask_at(quorum_of(list(urls), for_asyncio=False))
-    return ask_at(address_of(urls[0] if urls else None, for_asyncio=False))
+        return ask_at(quorum_of(list(urls), for_asyncio=False), prefix)
+    return ask_at(address_of(urls[0] if urls else None, for_asyncio=False), prefix)
 
 
-def ask_at(address: Address | Cluster | Quorum) -> Facts:
-    """As `ask`, of the servers at this address."""
+def ask_at(address: Address | Cluster | Quorum, prefix: str) -> Facts:
+    """As `ask`, of the servers at this address. `prefix`: that of the programs about which the person asks."""
     if isinstance(address, Quorum):
         hosts = [str(each.parameters.get("host") or each.parameters.get("path", "")) for each in address.servers]
-        return Facts("quorum", [_ask_server(each) for each in address.servers], hosts=hosts)
+        return Facts("quorum", [_ask_server(each, prefix) for each in address.servers], hosts=hosts)
     if isinstance(address, Cluster):
         return Facts("cluster", [_ask_server(node) for node in primaries(address)])
     if address.sentinels is None:
@@ -121,7 +128,7 @@ def ask_at(address: Address | Cluster | Quorum) -> Facts:
     return facts
 
 
-def _ask_server(address: Address) -> ServerFacts:
+def _ask_server(address: Address, prefix: str = "") -> ServerFacts:
     facts = ServerFacts(address.display_url)
     try:
         with connected(address) as connection:
@@ -135,20 +142,42 @@ def _ask_server(address: Address) -> ServerFacts:
                 if missing := _missing(connection, keys, commands):
                     facts.missing[what] = missing
             facts.latency = _latency(connection)
+            if address.votes:
+                facts.voter_record = stored_record(connection, prefix)
             asked = time.time()
-            seconds, micros = reply(connection, "TIME")
-            facts.clock = int(seconds) + int(micros) / 1e6 - (asked + time.time()) / 2
+            facts.now_ms = now_ms_of(connection)
+            facts.clock = facts.now_ms / 1000 - (asked + time.time()) / 2
             facts.database = int(address.parameters.get("db") or 0)
             with contextlib.suppress(RedisError):  # a user may have no right to that
                 _look_at_names(connection, facts)
     except Exception as error:  # noqa: BLE001 (one server that does not answer is a finding)
-        cause = connection_error(error, address)
-        facts.error = (str(cause) or type(error).__name__).removeprefix(f"{facts.url}: ")
-        if isinstance(cause, LockError):
-            facts.advice = ""
-        elif "rediss" in facts.url or "Protocol error" in facts.error:
-            facts.advice = silence_question(facts.url, facts.error)
+        facts.error, facts.advice = why_silent(error, address)
     return facts
+
+
+def why_silent(error: Exception, address: Address) -> tuple[str, str]:
+    """Why a question to this server failed, and what to do about it; "" if the first text says that itself."""
+    cause, url = connection_error(error, address), address.display_url
+    text = (str(cause) or type(error).__name__).removeprefix(f"{url}: ")
+    if isinstance(cause, LockError):
+        return text, ""
+    is_other = "rediss" in url or "Protocol error" in text
+    return text, silence_question(url, text) if is_other else START_IT
+
+
+def stored_record(connection: Any, prefix: str) -> str:
+    """The voter record for this prefix as it is stored; "" if there is none, UNREADABLE if it is no text."""
+    try:
+        stored = reply(connection, "GET", voter_key(prefix))
+    except ResponseError:
+        return UNREADABLE
+    return "" if stored is None else stored.decode(errors="replace") or UNREADABLE
+
+
+def now_ms_of(connection: Any) -> int:
+    """The server's clock, ms."""
+    seconds, micros = reply(connection, "TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
 
 
 def _ask_sentinel(address: Address, sentinels: Sentinels) -> tuple[ServerFacts, dict[str, str]]:

@@ -11,7 +11,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from interlock._connect.clusters import Cluster
 from interlock._connect.target import address_of, quorum_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from interlock._connect.address import Address
 
-__all__ = ["addresses_of", "connected", "names_in", "primaries", "reply"]
+__all__ = ["addresses_of", "connected", "names_in", "primaries", "replies", "reply"]
 
 TIMEOUT: Final = 3.0  # seconds that one server may take for a question
 SCAN_FOR: Final = 0.5  # seconds
@@ -96,3 +96,15 @@ def reply(connection: Any, *words: str) -> Any:
     """The reply to one command."""
     connection.send_command(*words)
     return connection.read_response()
+
+
+def replies(connection: Any, commands: Sequence[Sequence[str]]) -> list[Any]:
+    """The replies to commands that reach the server in one write; an error reply is one of them."""
+    connection.send_packed_command(connection.pack_commands(commands))
+    read = list[Any]()
+    for _ in commands:
+        try:
+            read.append(connection.read_response())
+        except ResponseError as error:
+            read.append(error)
+    return read

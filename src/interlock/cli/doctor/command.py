@@ -46,7 +46,7 @@ def doctor(
     urls = url or []
     require_url(*urls)
     with quiet():  # what the log would say is a finding
-        facts = ask(urls)
+        facts = ask(urls, prefix)
         found = findings(facts, max_ttl=max_ttl, prefix=prefix)
         if 2 * sum(not server.error for server in facts.servers) > len(facts.servers):
             with connect(urls, prefix, "interlock doctor") as locks:

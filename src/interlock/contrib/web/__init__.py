@@ -81,6 +81,9 @@ def feed_of(locks: threads.Interlock | aio.Interlock) -> Feed:
         from interlock._doctor.checks import findings  # noqa: PLC0415 (it imports redis-py)
         from interlock._doctor.facts import ask_at  # noqa: PLC0415
 
-        return [each.as_json() for each in findings(ask_at(address), max_ttl=locks.max_ttl, prefix=locks.prefix)]
+        return [
+            each.as_json()
+            for each in findings(ask_at(address, locks.prefix), max_ttl=locks.max_ttl, prefix=locks.prefix)
+        ]
 
     return Feed(address, label=f"{locks.label or 'interlock'}-page", examine=examine)
