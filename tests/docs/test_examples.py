@@ -181,7 +181,7 @@ def options_in_pages():
         for line in page.read_text().splitlines():
             for found in re.finditer(
                 r"(scripts/\w+|\binterlock "
-                r"(?:audit|completion|demo|doctor|ls|revoke|run|server(?: \w+)?|show|top|wait)\b)"
+                r"(?:audit|completion|demo|doctor|ls|quorum(?: \w+)?|revoke|run|server(?: \w+)?|show|top|wait)\b)"
                 r"([^`#]*)",
                 line,
             ):

@@ -34,12 +34,13 @@ TYPED = {name: name for name in app.MODULES} | {
     "wait": f"wait {HOSTILE} -w 0.1",
     "revoke": f"revoke {HOSTILE} --reason {HOSTILE} --dry-run",
     "web": "web --host 192.0.2.1",  # it refuses: without a token, it serves this machine only
+    "quorum": "quorum show unix:///no-such-socket",
     "demo": "demo --only interlock --tickets 2 --processes 1 --faults none",
     "server": "server status",
     "completion": "completion bash",
 }
 NO_JSON = {"run", "web", "completion"}  # the command's own output; what it serves; a script
-NO_SERVER_NEEDED = {"demo", "server", "completion"}
+NO_SERVER_NEEDED = {"quorum", "demo", "server", "completion"}  # or others than that of $INTERLOCK_URL
 
 
 @pytest.fixture(scope="module")

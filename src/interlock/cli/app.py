@@ -32,6 +32,7 @@ MODULES: Final = {  # by command, in the order of the help: imported when the co
     "revoke": ("interlock.cli.revoke", "Take a name from its holder: ask, or with --force take it."),
     "audit": ("interlock.cli.audit", "Say who revoked what, whom, when and why."),
     "doctor": ("interlock.cli.doctor.command", "Say what endangers locks on your servers, and what to set."),
+    "quorum": ("interlock.cli.quorum.command", "Say which servers of a quorum count, and let new ones count."),
     "demo": ("interlock.cli.demo.commands", "Every lock and semaphore recipe on a real server."),
     "server": ("interlock.cli.server", "Start, stop or describe the embedded server."),
     "completion": ("interlock.cli.completion.command", "Print the script that completes words in bash, zsh or fish."),
