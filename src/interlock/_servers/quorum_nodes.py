@@ -99,7 +99,9 @@ class Node:
                     abstains_for = max(0, reply.pttl_ms) / 1000
             elif isinstance(reply, VoterReply):
                 abstains_for = reply.abstains_ms / 1000
-            elif isinstance(reply, RenewReply) and self._note_abstentions(call, reply):
+            elif (
+                isinstance(call, RenewCall) and not isinstance(reply, Exception) and self._note_abstentions(call, reply)
+            ):
                 abstains_for = self.server.history.quarantine_seconds or 0.0  # or less
         return abstains_for
 
