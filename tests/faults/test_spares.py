@@ -16,6 +16,7 @@ from harness.matrix import required, uptime
 from harness.modes import until, wait_until
 from harness.proxy import Proxy
 from harness.servers import Missing, Node, faketime
+from harness.topology import empty
 from harness.topology.group import ask
 from interlock._connect.target import address_of
 from interlock._protocol import timing
@@ -45,7 +46,7 @@ def spare(spares):
     """An empty server that has run for long."""
     for node in spares:
         wait_until(lambda node=node: uptime(node) > LONGEST + ROUNDING)
-        ask(node, "FLUSHALL")
+        empty(node)
     return spares[0]
 
 

@@ -13,7 +13,8 @@ import pytest
 import redis
 
 from harness.modes import wait_until
-from harness.topology import Sentinels
+from harness.topology import Sentinels, serve_long
+from harness.topology.group import ask
 from interlock import AcquireTimeout, Interlock, LockError
 from interlock._doctor.checks import Level, findings, of_callers
 from interlock._doctor.facts import Facts, ServerFacts
@@ -321,9 +322,12 @@ def test_sentinels_a_cluster_and_a_quorum(doctor, server_pool, monkeypatch):
     status, found = doctor("--url", server_pool.cluster("valkey-9.1").url)
     assert "handed over by push" in found[Level.OK]
     with Server() as a, Server() as b, Server() as c:
+        serve_long(a, b, c)
         status, found = doctor(*(word for each in (a, b, c) for word in ("--url", each.url)))
         assert (status, "3 of its servers run on this machine" in found[Level.WARNING]) == (0, True), found
-        # Two young servers of three: nobody knows what the third one has granted.
+        # Two servers of three that were emptied: nobody knows what the third one has granted.
+        for each in (a, b):
+            ask(each, "FLUSHALL")
         monkeypatch.setattr("interlock.cli.doctor.trial.TIMEOUT", 0.5)
         status, found = doctor("--url", a.url, "--url", b.url, "--url", "unix:///no-such-socket")
         assert status == 1 and "does not answer" in found[Level.DANGER]

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from harness.modes import wait_until as until
-from harness.topology import Sentinels
+from harness.topology import Sentinels, serve_long
 from interlock import Interlock, LeaseLost, Unavailable
 from interlock._client import retries
 from interlock.cli import app, revoke, wait
@@ -212,10 +212,17 @@ def test_what_others_wrote_moves_no_cursor_and_is_no_markup(locks, client, inter
     assert "revoked: [red]" in written and not {"\x9b", "\u202e"} & {*written}
 
 
+def three_members(ends):
+    """The URLs of three servers of a quorum."""
+    servers = [ends.enter_context(Server()) for _ in range(3)]
+    serve_long(*servers)
+    return [server.url for server in servers]
+
+
 def test_show_on_a_cluster_behind_sentinels_and_on_a_quorum(shown, server_pool):
     with contextlib.ExitStack() as ends:
         group = ends.enter_context(Sentinels(replicas=1))
-        members = [ends.enter_context(Server()).url for _ in range(3)]
+        members = three_members(ends)
         for urls in ([server_pool.cluster("valkey-9.1").url], [group.url], members):
             made = ends.enter_context(Interlock(*urls) if len(urls) == 1 else Interlock.quorum(urls))
             words = [word for url in urls for word in ("--url", url)]
@@ -588,7 +595,7 @@ def test_a_holder_in_asyncio_and_one_in_a_thread_are_told_by_whom_and_why(server
 
 def test_revoke_on_a_quorum_asks_and_takes(interlock):
     with contextlib.ExitStack() as ends:
-        urls = [ends.enter_context(Server()).url for _ in range(3)]
+        urls = three_members(ends)
         made = ends.enter_context(Interlock.quorum(urls))
         words = [word for url in urls for word in ("--url", url)]
         lease = made.lock("a").acquire()

@@ -25,6 +25,7 @@ from harness.clock import machine_time, stood_still
 from harness.modes import wait_until as until
 from harness.processes import lives, parent_of, state_of
 from harness.proxy import Proxy
+from harness.topology import serve_long
 from interlock import Interlock
 from interlock.cli import app
 from interlock.cli.run.runner import Runner
@@ -184,6 +185,7 @@ def test_who_excludes_whom(run, holder, other, busy):
 
 def test_several_urls_are_a_quorum_and_the_prefix_is_that_of_the_programs(run):
     with Server() as a, Server() as b, Server() as c:
+        serve_long(a, b, c, prefix="app:")
         urls = [word for each in (a, b, c) for word in ("--url", each.url)]
         assert ended(run(*urls, "--prefix", "app:", "a", "--", "true")) == (0, "", "")
         for each in (a, b, c):

@@ -270,7 +270,7 @@ def test_the_move_of_a_slot_can_be_left_half_way():
 
 
 def test_independents_know_nothing_of_each_other():
-    with running(Independents, number=5, config={"maxmemory": "64mb"}) as servers:
+    with running(Independents, number=5, config={"maxmemory": "64mb"}, new=True) as servers:
         clients = [redis.Redis.from_url(url) for url in servers.urls]
         assert len({each.info("server")["run_id"] for each in clients}) == 5
         assert {each.config_get("maxmemory")["maxmemory"] for each in clients} == {str(64 << 20)}

@@ -22,7 +22,7 @@ A wait that takes too long is a `TimeoutError` that says what is missing.
 """
 
 from .cluster import Cluster
-from .group import Independents
+from .independents import Independents, empty, serve_long
 from .sentinels import Sentinels
 
-__all__ = ["Cluster", "Independents", "Sentinels"]
+__all__ = ["Cluster", "Independents", "Sentinels", "empty", "serve_long"]

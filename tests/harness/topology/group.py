@@ -17,12 +17,13 @@ from redis.backoff import NoBackoff
 from redis.connection import UnixDomainSocketConnection
 from redis.retry import Retry
 
-from harness.servers import Node
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
     from typing import Self
+
+    from harness.servers import Node
+    from interlock.embedded import Server
 
     from .bus import Bus
 
@@ -40,12 +41,12 @@ def tls_query(tls: TLS | None) -> str:
     return f"?ssl_ca_certs={tls[2]}" if tls else ""
 
 
-def ask(node: Node, *command: str | int | bytes, within: float = SILENCE) -> Any:
+def ask(node: Server, *command: str | int | bytes, within: float = SILENCE) -> Any:
     """What the server answers to one command."""
     return ask_all(node, [command], within=within)[0]
 
 
-def ask_all(node: Node, commands: Sequence[Sequence[str | int | bytes]], *, within: float = SILENCE) -> list[Any]:
+def ask_all(node: Server, commands: Sequence[Sequence[str | int | bytes]], *, within: float = SILENCE) -> list[Any]:
     """What the server answers to commands that reach it in one write. Raises the first error, after the last."""
     connection: Any = _CONNECTION(
         path=str(node.socket), protocol=2, decode_responses=True, socket_timeout=within, retry=Retry(NoBackoff(), 0)
@@ -69,7 +70,7 @@ def _answer(connection: Any) -> Any:
         return error
 
 
-def info(node: Node, section: str = "replication") -> dict[str, str]:
+def info(node: Server, section: str = "replication") -> dict[str, str]:
     """A section of INFO."""
     return fields(ask(node, "INFO", section))
 
@@ -224,20 +225,3 @@ class Group:
             return f"the replica at port {replica.port} is not online at its primary"
         lack = int(theirs["master_repl_offset"]) - int(info(replica)["slave_repl_offset"])
         return f"the replica at port {replica.port} is {lack} bytes behind" if lack > 0 else ""
-
-
-class Independents(Group):
-    """Servers that know nothing of each other, for a quorum.
-
-    with Independents(number=5) as servers:
-        servers.nodes[0].kill()
-        Interlock.quorum(servers.urls)
-    """
-
-    def __init__(self, kind: str = "valkey-9.1", *, number: int = 5, config: Mapping[str, str] | None = None) -> None:
-        super().__init__(Node(kind, config=config) for _ in range(number))
-
-    @property
-    def urls(self) -> list[str]:
-        """Where to connect, one URL for each."""
-        return [node.url for node in self.nodes]
