@@ -11,7 +11,6 @@ import math
 import re
 import time
 from itertools import product
-from types import SimpleNamespace
 
 import pytest
 import redis
@@ -23,13 +22,11 @@ from harness.topology import Sentinels
 from interlock import AcquireTimeout, Skipped
 from interlock._client.retries import Requests
 from interlock._connect.target import address_of
-from interlock._protocol import timing
 from interlock._quarantine import lossless
 from interlock._quarantine.identity import NO_REPLID, Facts, is_loading, parse_facts
 from interlock._quarantine.lossless import Reading, least_ttl
 from interlock._quarantine.server_history import ServerHistory
 from interlock._quarantine.stamp import IdentityStamp
-from interlock._servers.quorum import QuorumServer
 from interlock._transports import handshake
 from interlock.primitives.codes import BUSY, GRANTED
 
@@ -370,7 +367,7 @@ async def test_the_fence_after_a_revoked_quarantine_is_higher_than_any_lost_one(
 def test_an_uptime_that_is_a_second_too_long_shortens_no_quarantine():
     """The uptime is the difference of two times that are rounded down."""
     facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0)  # it started at 95.0 to 96.0
-    assert IdentityStamp(facts, 60, "-", " ").since_ms >= 96_000
+    assert IdentityStamp(facts, 60, "-").since_ms >= 96_000
 
 
 @rule(10)
@@ -387,7 +384,7 @@ def test_a_part_of_a_millisecond_shortens_no_quarantine():
     info = b"run_id:%s\r\nmaster_replid:%s\r\nmaster_replid2:%s" % (b"a" * 40, b"b" * 40, b"c" * 40)
     facts = parse_facts(info, b"", [b"0", b"7001"])
     assert facts is not None and facts.promoted
-    assert IdentityStamp(facts, 60, "-", " ").since_ms == 8
+    assert IdentityStamp(facts, 60, "-").since_ms == 8
 
 
 @rule(10)
@@ -608,124 +605,6 @@ def test_a_late_reply_makes_no_earlier_server_the_latest():
     assert meet("b").previous == f"@{first.identity}"
 
 
-def met_as_new(number=3):
-    """The servers of a quorum that the process has met for the first time, and a function that judges them."""
-    histories = [ServerHistory(60.0, mark="+") for _ in range(number)]
-    nodes = [SimpleNamespace(server=SimpleNamespace(history=each)) for each in histories]
-    quorum = SimpleNamespace(nodes=nodes, _are_new=QuorumServer._are_new, now=timing.now)
-    return histories, lambda: QuorumServer._judge(quorum)
-
-
-@rule(10)
-def test_the_servers_of_a_quorum_are_trusted_once_they_are_judged():
-    histories, judge = met_as_new()
-    stamps = [meeting(each, uptime=5)("a") for each in histories]
-    assert [past_in(each) for each in stamps] == ["?"] * 3
-    judge()
-    assert [past_in(each) for each in stamps] == ["-"] * 3
-    assert past_in(meeting(histories[0])("b")) == stamps[0].identity, "a restart"
-
-
-@rule(10)
-@pytest.mark.parametrize("order", ["aab", "aba", "abb", "baab", "abaab"])
-def test_a_quorum_is_not_new_if_the_process_has_met_another_server_there(order):
-    """Another event loop may have met it, before or after, and may send with its stamp. Replies may come late."""
-    histories, judge = met_as_new()
-    stamps = [meeting(each, uptime=5)("a") for each in histories[1:]]
-    stamps += [meeting(histories[0], uptime=5)(each) for each in order]
-    judge()
-    assert "-" not in map(past_in, stamps)
-
-
-@rule(10)
-def test_a_first_call_that_no_server_answers_is_no_verdict_on_a_quorum():
-    """As that of a program which starts before its servers: another event loop, or a child, may judge."""
-    histories, judge = met_as_new()
-    judge()
-    stamps = [meeting(each, uptime=5)("a") for each in histories]
-    judge()
-    assert [past_in(each) for each in stamps] == ["-"] * 3
-
-
-@rule(10)
-def test_the_first_verdict_of_a_client_on_a_quorum_is_the_last_one():
-    """Another event loop may have met a server after its own verdict, and seconds ago."""
-    histories, judge = met_as_new()
-    stamps = [meeting(each, uptime=5)("a") for each in histories[1:]]
-    judge()
-    stamps.append(meeting(histories[0], uptime=5)("a"))
-    judge()
-    assert [past_in(each) for each in stamps] == ["?"] * 3
-
-
-@rule(10)
-def test_a_server_of_a_quorum_that_is_met_during_the_verdict_is_not_trusted(monkeypatch):
-    histories, judge = met_as_new()
-    first, *_ = [meeting(each, uptime=5)("a") for each in histories]
-    render, later = IdentityStamp.render, []
-
-    def meanwhile(self):
-        monkeypatch.undo()
-        later.append(meeting(histories[0], uptime=5)("b"))  # in the other thread
-        render(self)
-
-    monkeypatch.setattr(IdentityStamp, "render", meanwhile)
-    judge()
-    assert past_in(later[0]) == first.identity
-
-
-@rule(10)
-def test_a_quorum_of_which_a_server_began_with_keys_is_not_new():
-    """All may have restarted together, and the others without a snapshot."""
-    histories, judge = met_as_new()
-    stamps = [meeting(each, uptime=5, loaded=each is histories[0])("a") for each in histories]
-    judge()
-    assert [past_in(each) for each in stamps] == ["?"] * 3
-
-
-@rule(10)
-def test_an_interrupt_while_servers_are_judged_leaves_a_verdict_that_can_be_repeated(monkeypatch):
-    histories, judge = met_as_new()
-    stamps = [meeting(each, uptime=5)("a") for each in histories]
-
-    def interrupted(self):
-        monkeypatch.undo()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(IdentityStamp, "render", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        judge()
-    assert [past_in(each) for each in stamps] == ["?"] * 3
-    judge()
-    assert [past_in(each) for each in stamps] == ["-"] * 3
-
-
-@rule(10)
-def test_a_server_of_a_quorum_that_was_reset_is_trusted():
-    """As by `reset()` of interlock.testing: nothing was lost, and no quorum judges again."""
-    memory = ServerHistory(60.0, mark="+")
-    meeting(memory)("a")
-    memory.forget()
-    assert past_in(meeting(memory, uptime=0)("b")) == "-"
-
-
-@rule(10)
-def test_a_replica_that_attaches_while_a_server_is_met_hides_no_restart(monkeypatch):
-    """Another event loop meets the same process before, under another replid, between two steps of this one."""
-    memory, stamps = ServerHistory(60.0, mark="+"), []
-    meet = meeting(memory, uptime=0)
-    in_quarantine = IdentityStamp.in_quarantine.fget
-
-    def meanwhile(self):
-        monkeypatch.undo()
-        stamps.append(meet("a"))
-        return in_quarantine(self)
-
-    monkeypatch.setattr(IdentityStamp, "in_quarantine", property(meanwhile))
-    assert past_in(meet("a", replid="b")) == "?"
-    assert [past_in(each) for each in stamps] == ["?"]
-
-
 @rule(10)
 def test_a_proof_during_a_failover_hides_no_server_that_was_there_before(monkeypatch):
     """The proof is about a failover before: another event loop may have it while this one meets the next server."""
@@ -915,7 +794,7 @@ def asked(monkeypatch):
 
     def ask(letter, max_ttl, *, previous="-", grace=0.0, ttl=LONGEST):
         facts = Facts(letter * 40, letter * 40, NO_REPLID, uptime=0, now_ms=int(world.now), replicas=0)
-        text = IdentityStamp(facts, max_ttl, previous, " ", grace).text
+        text = IdentityStamp(facts, max_ttl, previous, grace).text
         words = ["acquire", f"me/{letter}", str(int(ttl * 1000)), "3000", "0", "c", "0", "", "lock", text]
         return world.server.eval(world.source, world.keys, [word.encode() for word in words])
 

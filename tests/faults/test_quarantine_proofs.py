@@ -116,7 +116,7 @@ async def test_a_search_for_a_proof_does_not_outlast_the_timeout_of_its_caller(m
 
 def test_a_proof_that_is_found_twice_stands_once_in_the_stamp():
     """The stamp travels with every message."""
-    epoch = IdentityStamp(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b", " ")
+    epoch = IdentityStamp(Facts("r" * 40, "p" * 40, NO_REPLID, uptime=5, now_ms=100_000, replicas=0), 60, "a:b")
     epoch.mark_lossless("a:b")
     text = epoch.text
     epoch.mark_lossless("a:b")

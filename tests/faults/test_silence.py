@@ -335,7 +335,7 @@ async def test_one_try_is_enough_for_a_majority_beside_stopped_servers(mode, tog
     """It is the first try, which has to connect to each server first."""
     for node in together.nodes[:2]:
         node.pause()
-    locks = mode.interlock([node.url for node in together.nodes], try_for=1.0, quarantine=False)  # they are young
+    locks = mode.interlock([node.url for node in together.nodes], try_for=1.0)
     lease = await locks.lock("first").try_acquire()
     assert lease is not None
     await lease.release()

@@ -164,7 +164,7 @@ def test_replies_that_nobody_waits_for_are_read_while_threads_take_connections(s
 @rule(10)
 def test_a_text_for_a_slot_that_was_made_during_a_change_is_not_kept(monkeypatch):
     facts = Facts("a" * 40, "b" * 40, "0" * 40, uptime=1000, now_ms=10**6, replicas=0)
-    stamp = IdentityStamp(facts, 60.0, "-", " ")
+    stamp = IdentityStamp(facts, 60.0, "-")
     older, newer = SlotHistory("older", 0.0, ()), SlotHistory("newer", 0.0, ())
     stamp.set_slot_history(1, older)
     real = IdentityStamp._format

@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import time
 import warnings
 from dataclasses import dataclass
 from functools import cached_property
@@ -250,11 +249,6 @@ class RunsOn:
         return is_of_cell or (is_kind_named and is_topology_named)
 
 
-COMING_OF_AGE = range(27, 33)
-"""The seconds of age in which no test begins on a new quorum: a client that first meets it when its servers are about
-as old as max_ttl (30 s) takes the youngest for restarted, and is refused for a second. Most tests expect no refusal."""
-
-
 def uptime(node: Node) -> int:
     """The whole seconds since this server started."""
     return int(re.findall(r"uptime_in_seconds:(\d+)", ask(node, "INFO", "server"))[0])
@@ -325,10 +319,7 @@ class ServerPool:
             self.quorums[kind] = three
             for node in three.nodes:
                 node.together = three.nodes
-        first = self.quorums[kind].nodes[0]
-        while uptime(first) in COMING_OF_AGE:  # the others started together with it
-            time.sleep(0.1)
-        return first
+        return self.quorums[kind].nodes[0]
 
     def node(self, kind: str) -> Node:
         """The running server of this kind, for all tests."""

@@ -1,20 +1,18 @@
-"""A quorum of independent servers, which are killed, stopped, cut off, or forget."""
+"""A quorum of independent servers, which are killed, stopped or cut off.
+
+Not here: members that may have forgotten leases (faults/test_voters.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-import threading
-import time
 
 import pytest
 
-import interlock
 from harness.clock import machine_time
-from harness.matrix import uptime
-from harness.modes import SLACK, outcome, queued, real, until, wait_until
+from harness.modes import SLACK, outcome, queued, real, until
 from harness.proxy import Proxy
 from harness.topology import Independents, empty
 from harness.topology.group import ask
@@ -24,13 +22,12 @@ from interlock._client.lease_ends import LeaseEnds
 from interlock._protocol.run_to_end import run
 from interlock._protocol.server import Disconnected, TokenSpent
 from interlock._protocol.timing import RETRY_FOR
-from interlock._quarantine.identity import NO_REPLID, Facts
-from interlock._quarantine.stamp import IdentityStamp
-from interlock._servers.quorum import STARTED_TOGETHER_WITHIN, QuorumServer
+from interlock._quarantine.voter import voter_key
 from interlock._servers.quorum_votes import Request
 from interlock.primitives.messages import NO_BOUND, AcquireCall, Granted, Queued
 
 rule = pytest.mark.rule
+VOTER = voter_key("lock:")
 pytestmark = pytest.mark.runs_on("its own servers", starts="quorums of one to five servers of valkey-9.1")
 
 
@@ -59,8 +56,7 @@ def nodes(servers, number=3):
 
 
 def quorum(mode, servers, number=3, **options):
-    """A client. It does not wait for servers that an earlier test restarted, unless the test asks for that."""
-    options.setdefault("quarantine", False)
+    """A client."""
     return mode.interlock([node.url for node in nodes(servers, number)], **options)
 
 
@@ -161,7 +157,7 @@ async def test_one_server_of_three_may_be_away(mode, servers, harm):
 
 @rule(8)
 async def test_two_dead_servers_of_three_raise_unavailable_in_time(mode, servers):
-    locks = quorum(mode, servers)
+    locks = quorum(mode, servers, quarantine=False)  # one comes back empty
     async with await locks.lock("a").acquire():
         pass
     servers.nodes[0].kill()
@@ -228,7 +224,7 @@ async def test_a_cancelled_acquire_leaves_nothing_at_any_server(mode, servers):
 async def test_a_lost_reply_of_one_server_is_no_harm_and_of_two_leaves_no_lease(mode, servers):
     """After the lost replies of two servers nothing is left once the servers answer again."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
-        locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        locks = mode.interlock([one.url, two.url, servers.nodes[2].url])
         async with await locks.lock("a").acquire():
             pass
         one.drop_replies = True
@@ -249,7 +245,7 @@ async def test_a_lost_reply_of_one_server_is_no_harm_and_of_two_leaves_no_lease(
 async def test_votes_that_arrive_too_late_grant_nothing(mode, servers):
     """A vote may take a tenth of the ttl: the client that gets the lock holds it for most of that time."""
     with Proxy(servers.nodes[0].socket) as one, Proxy(servers.nodes[1].socket) as two:
-        locks = mode.interlock([one.url, two.url, servers.nodes[2].url], quarantine=False)
+        locks = mode.interlock([one.url, two.url, servers.nodes[2].url])
         async with await locks.lock("a").acquire():
             pass
         one.delay = two.delay = 0.15
@@ -347,7 +343,7 @@ async def test_a_release_after_the_deadline_is_not_ours_by_the_word_of_a_minorit
 
 @rule(7)
 async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(mode, servers):
-    locks, fences = quorum(mode, servers), []
+    locks, fences = quorum(mode, servers, quarantine=False), []
 
     async def pair():
         async with await locks.lock("a").acquire(timeout=10) as lease:
@@ -365,180 +361,6 @@ async def test_fences_grow_whatever_majority_grants_and_though_servers_forget(mo
     assert fences == sorted(set(fences))
 
 
-@rule(10)
-async def test_a_server_that_forgot_does_not_vote(mode, servers):
-    """Two of three servers restart empty under a lease: clients that knew them get nothing until it has run out."""
-    ttl = 6.0
-    options = {"quarantine": True, "max_ttl": ttl}
-    holder, other = quorum(mode, servers, **options), quorum(mode, servers, **options)
-    async with await other.lock("a", ttl=ttl).acquire(timeout=20):
-        pass
-    lease = await holder.lock("a", ttl=ttl, renew=False).acquire()
-    ends = time.monotonic() + lease.remaining()
-    for node in nodes(servers)[:2]:
-        node.kill()
-        node.restart()
-    with pytest.raises(AcquireTimeout, match="quarantine"):
-        await other.lock("a", ttl=ttl).acquire(timeout=1)
-    assert (await other.lock("a", ttl=ttl).inspect()).quarantined
-    async with await other.lock("a", ttl=ttl).acquire(timeout=20) as later:
-        assert time.monotonic() > ends
-        assert later.fence > lease.fence
-
-
-@rule(10)
-async def test_revoke_by_force_ends_a_quarantine(mode, servers):
-    options = {"quarantine": True, "max_ttl": 30.0}
-    locks = quorum(mode, servers, **options)
-    await locks.lock("a").inspect()
-    for node in nodes(servers):
-        node.kill()
-        node.restart()
-    lock = locks.lock("a")
-    with pytest.raises(AcquireTimeout, match="quarantine"):
-        await lock.acquire(timeout=1)
-    assert await lock.revoke("nothing is at work", force=True)
-    async with await lock.acquire(timeout=20):
-        pass
-
-
-@rule(10)
-async def test_a_fresh_client_trusts_no_server_that_is_younger_than_the_longest_lease(mode, servers):
-    max_ttl = 4.0
-    options = {"quarantine": True, "max_ttl": max_ttl}
-    await until(lambda: all(uptime(node) > max_ttl for node in nodes(servers)))
-    holder = quorum(mode, servers, **options)
-    lease = await holder.lock("a", ttl=max_ttl, renew=False).acquire(timeout=10)
-    ends = time.monotonic() + lease.remaining()
-    for node in nodes(servers)[:2]:
-        node.kill()
-        node.restart()
-    fresh = quorum(mode, servers, **options)
-    assert await fresh.lock("a", ttl=max_ttl).try_acquire() is None
-    async with await fresh.lock("a", ttl=max_ttl).acquire(timeout=20):
-        assert time.monotonic() > ends
-
-
-@rule(10)
-async def test_a_new_quorum_does_not_stall_its_first_user(mode):
-    with Independents(number=3) as fresh:
-        async with await mode.interlock(fresh.urls).lock("a").acquire(timeout=20):
-            pass
-
-
-@rule(10)
-async def test_a_server_that_restarted_is_no_server_of_a_new_quorum_elsewhere_in_the_process(mode):
-    """The process met two servers of a new quorum, and the third much later: as young as the two were at first."""
-    max_ttl = 6.0
-    with Independents(number=3) as fresh:
-        first, second, third = fresh.nodes
-        third.kill()
-        locks = mode.interlock(fresh.urls, max_ttl=max_ttl)
-        assert await locks.lock("a", ttl=1).try_acquire() is None, "the two may have restarted"
-        await until(lambda: min(uptime(first), uptime(second)) > max_ttl + 1)
-        third.restart()  # empty: the second and the third may have granted a lease to another process
-        second.kill()
-        assert not await _is_free_elsewhere(mode, real(locks))
-
-
-@rule(10)
-async def test_servers_that_restarted_together_are_no_new_quorum_elsewhere_in_the_process(mode):
-    """The process has met only one of them before: so the others may have granted a lease to another process, too."""
-    with Independents(number=3) as fresh, contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(node.socket)) for node in fresh.nodes]
-        for proxy in proxies[1:]:
-            proxy.refuse = True
-        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3)
-        assert isinstance(await outcome(locks.lock("a", ttl=1).try_acquire()), Unavailable)
-        for node, proxy in zip(fresh.nodes, proxies, strict=True):
-            node.kill()
-            node.restart()
-            proxy.refuse = False
-        assert not await _is_free_elsewhere(mode, real(locks))
-        await locks.close()
-
-
-@rule(10)
-async def test_a_restart_blocks_no_server_of_a_new_quorum_elsewhere_in_the_process(mode):
-    """The process has met all servers as a new quorum, and knows which of them restarted since then."""
-    with Independents(number=3) as fresh:
-        locks = mode.interlock(fresh.urls)
-        assert await (await locks.lock("a", ttl=1).acquire(timeout=10)).release()
-        await until(lambda: uptime(fresh.nodes[0]) > STARTED_TOGETHER_WITHIN + 1)
-        fresh.nodes[2].kill()
-        fresh.nodes[2].restart()
-        assert await _is_free_elsewhere(mode, real(locks))
-        assert await (await locks.lock("b", ttl=1).acquire(timeout=0)).release()
-
-
-async def _is_free_elsewhere(mode, locks):
-    """Whether another event loop, or a forked child, acquires the lock."""
-    if mode.name == "asyncio":
-
-        async def look():
-            lease = await locks.lock("a", ttl=1).try_acquire()
-            is_free = lease is not None and await lease.release()
-            await locks._end(locks._last_session())  # what this loop has opened
-            return is_free
-
-        return await asyncio.to_thread(asyncio.run, look())
-    if not (child := os.fork()):
-        status = 2
-        try:
-            status = int(locks.lock("a", ttl=1).try_acquire() is not None)
-        finally:
-            os._exit(status)
-    return (False, True)[os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
-
-
-@rule(10)
-def test_a_thread_sends_nothing_before_another_has_judged_the_servers(servers, monkeypatch):
-    """Two servers restarted empty under a lease. The threads of a client that never met them ask at the same time."""
-    wait_until(lambda: uptime(servers.nodes[2]) > STARTED_TOGETHER_WITHIN + 1)
-    with interlock.Interlock.quorum([node.url for node in nodes(servers)], quarantine=False) as holder:
-        lease = holder.lock("a", ttl=20, renew=False).acquire()
-        for node in nodes(servers)[:2]:
-            node.kill()
-            node.restart()
-        real_judge, leases = QuorumServer._judge, []
-
-        def meanwhile(self):
-            monkeypatch.setattr(QuorumServer, "_judge", real_judge)
-            other = threading.Thread(target=lambda: leases.append(locks.lock("a", ttl=1).try_acquire()))
-            other.start()
-            other.join()
-            real_judge(self)
-
-        monkeypatch.setattr(QuorumServer, "_judge", meanwhile)
-        with interlock.Interlock.quorum([node.url for node in nodes(servers)]) as locks:
-            assert locks.lock("a", ttl=1).try_acquire() is None
-        assert leases == [None]
-        assert lease.release() is False  # lost with the two servers
-
-
-@rule(10)
-@pytest.mark.parametrize("silent", [2, 3])
-async def test_a_server_that_answers_after_the_first_call_is_not_new(mode, servers, silent):
-    """Two servers restarted empty under a lease, and the network of another client is not there yet."""
-    await until(lambda: uptime(servers.nodes[2]) > STARTED_TOGETHER_WITHIN + 1)
-    lease = await quorum(mode, servers).lock("a", ttl=20, renew=False).acquire()
-    for node in nodes(servers)[:2]:
-        node.kill()
-        node.restart()
-    with contextlib.ExitStack() as stack:
-        proxies = [stack.enter_context(Proxy(node.socket)) for node in nodes(servers)]
-        for proxy in proxies[:silent]:
-            proxy.refuse = True
-        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3)
-        assert isinstance(await outcome(locks.lock("a", ttl=1).try_acquire()), Unavailable)
-        for proxy in proxies:
-            proxy.refuse = False
-        await until(lambda: all(node.is_up for node in real(locks)._session.server.nodes))
-        assert await locks.lock("a", ttl=1).try_acquire() is None
-        await locks.close()
-    assert await lease.release() is False  # lost with the two servers
-
-
 @rule(3)
 async def test_a_quorum_comes_back_though_the_search_for_it_could_not_start(mode, servers, monkeypatch):
     """The machine may have no thread left just then."""
@@ -552,7 +374,7 @@ async def test_a_quorum_comes_back_though_the_search_for_it_could_not_start(mode
         proxies = [stack.enter_context(Proxy(node.socket)) for node in nodes(servers)]
         for proxy in proxies:
             proxy.refuse = True
-        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3, quarantine=False)
+        locks = mode.interlock([proxy.url for proxy in proxies], try_for=0.3)
         runtime = mode.session(locks).runtime
         spawned = runtime.spawn
         with monkeypatch.context() as patch:
@@ -563,47 +385,6 @@ async def test_a_quorum_comes_back_though_the_search_for_it_could_not_start(mode
         lease = await locks.lock("a", ttl=1).acquire(timeout=20)
         await lease.release()
         await locks.close()
-
-
-@rule(10)
-@pytest.mark.parametrize(
-    ("readings", "are_new"),  # of each server: when it was asked, when the reply was read, its uptime
-    [
-        ([(100, 100, 3), (100, 100, 2), (100, 101, 3)], True),
-        ([(100, 100, 5), (100, 100.1, 0), (100, 100.2, 5)], True),  # uptimes are whole seconds
-        ([(100, 100, 0), (100, 100.1, 5), (100, 100.2, 0)], True),
-        ([(100, 100, 9), (100, 100, 2), (100, 100, 9)], False),
-        ([(100, 100, 29), (100, 100, 28), (100, 100, 29)], True),
-        ([(100, 100, 30), (100, 100, 29), (100, 100, 30)], False),
-        ([(100, 100, 3), (100, 100, 3), (110, 110, 2)], False),  # asked when it had restarted
-        ([(100, 100, 3), (100, 100, 3), (100, 110, 2)], False),
-        ([(100, 110, 12), (110, 110, 2), (110, 110, 2)], False),  # the client stood still before it read the first
-        ([(110, 110, 2), (110, 110, 2), (100, 110, 12)], False),
-        ([(100, 128, 3), (128, 128, 31), (128, 128, 31)], False),
-    ],
-)
-def test_which_servers_are_a_new_quorum(readings, are_new):
-    stamps = []
-    for sent_at, met_at, up in readings:
-        facts = Facts("r" * 40, "p" * 40, NO_REPLID, uptime=up, now_ms=10**6, replicas=0, sent_at=sent_at)
-        stamps.append(IdentityStamp(facts, 30.0, "-", "+"))
-        stamps[-1].met_at = met_at
-    at = max(each.met_at for each in stamps)
-    assert QuorumServer._are_new(stamps, 30.0, at) is are_new
-    assert QuorumServer._are_new(stamps[::-1], 30.0, at) is are_new
-    assert not QuorumServer._are_new([*stamps, IdentityStamp(None, 30.0, "-", "+")], 30.0, at)
-    assert not QuorumServer._are_new(stamps, 30.0, at + 30), "a verdict that comes late"
-
-
-@rule(10)
-async def test_a_client_notes_when_it_asked_a_server_for_its_age(mode, servers):
-    """It may read the reply much later, if the process stands still meanwhile."""
-    with Proxy(servers.nodes[0].socket) as proxy:
-        locks, before = mode.interlock(proxy.url), time.monotonic()
-        proxy.delay = 0.3
-        await locks.lock("a").inspect()
-        stamp = real(locks)._session.server.history.latest
-    assert before < stamp.facts.sent_at < stamp.met_at - proxy.delay
 
 
 # What there is, and what there is not
@@ -679,7 +460,7 @@ async def test_execute_is_refused_on_a_quorum(mode, servers):
 
 async def test_a_server_that_is_listed_twice_has_one_vote(mode, servers):
     one, two = servers.nodes[:2]
-    locks = mode.interlock([one.url, two.url, one.tcp_url], quarantine=False)
+    locks = mode.interlock([one.url, two.url, one.tcp_url])
     with pytest.raises(ConfigError, match="the same server") as caught:
         await locks.lock("a").acquire()
     assert one.tcp_url in str(caught.value)
@@ -696,7 +477,7 @@ async def test_the_log_names_a_server_that_does_not_vote_and_its_return(mode, se
     await until(lambda: "does not vote" in caplog.text)
     assert "2 of the quorum's 3 servers answer; 2 are needed" in caplog.text
     node.restart()
-    await until(lambda: "votes again" in caplog.text)
+    await until(lambda: "answers again" in caplog.text)
 
 
 async def test_a_bad_list_of_servers_is_refused(mode, caplog):
@@ -750,7 +531,7 @@ async def test_a_split_vote_whose_release_gets_no_reply_ends_the_token(mode, ser
     server = mode.session(locks).server
     lock = locks.lock("a")
     call = AcquireCall("who/knows", "2000", "2000", "0", "", NO_BOUND, ())
-    request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()), "v")
+    request = Request.parse((lock._primitive.script, lock._primitive.keys, call.encode()), VOTER)
     said = {node: [Granted(1)] for node in server.nodes}
 
     async def silence(_sent, *, late=False):
@@ -767,7 +548,7 @@ async def test_a_pending_release_is_kept_for_as_long_as_the_lease_may_last(mode,
     lease = await locks.lock("a", ttl=200).acquire()
     server = mode.session(locks).server
     resource = lease._grant.resource
-    owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")), "v")]
+    owed = [Request.parse((resource.script, resource.keys, ("release", lease.token, "0")), VOTER)]
 
     def least() -> float:
         now, left = server.runtime.now(), []
