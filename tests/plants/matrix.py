@@ -20,6 +20,7 @@ LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_
 EXECUTE, GIVING_UP = "conformance/test_execute.py", "conformance/test_giving_up.py"
 MESSAGES: Final = ("conformance/test_raw_messages.py",)
 LATE: Final = ("faults/test_network.py",)
+VOTER, VOTERS = "primitives/voter.lua", ("faults/test_voters.py",)
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
 PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
@@ -103,27 +104,52 @@ FOUND: Final = (
         (Tests(("faults/test_interrupts.py",), "finalizer or unreachable or leaves_nothing_renewed"),),
     ),
     Plant(
-        "a server that restarted is taken for one of a new quorum, beside ages that were read long before",
+        "a server of a quorum that was emptied counts at once",
+        (Change(VOTER, "is_same and tonumber(since) or now_ms", "is_same and tonumber(since) or 0"),),
+        (Tests(VOTERS, "restart_empty or spare_takes or set_forward or without_a_voter_record"),),
+    ),
+    Plant(
+        "a server of a quorum does not look whether its data are its own",
+        (Change(VOTER, "known_replid == replid and", "known_replid and"),),
+        (Tests(VOTERS, "reseeded or longest_max_ttl"),),
+    ),
+    Plant(
+        "a server of a quorum waits for as long as the client that asks could hold a lease",
+        (Change(VOTER, "math.max(tonumber(longest or 0), max_ttl)", "max_ttl"),),
+        (Tests(VOTERS, "longest_max_ttl or as_each_client_says"),),
+    ),
+    Plant(
+        "a voter record that is ahead of the clock stands",
+        (Change(VOTER, " and tonumber(since) <= now_ms", ""),),
+        (Tests(VOTERS, "ahead_of_the_clock"),),
+    ),
+    Plant(
+        "a server of a quorum confirms renewals while it abstains",
+        (Change(LOCK, "abstains_ms > 0 and {ABSTAINS, ''} or GRANTED", "GRANTED"),),
+        (Tests(VOTERS, "restart_with_their_data"),),
+    ),
+    Plant(
+        "a lease that a server of a quorum has lost does not come back",
+        (Change("_servers/quorum.py", "if isinstance(requests[0].call, RenewCall):", "if False:"),),
+        (Tests(VOTERS, "rolling_restart or gets_it_back"),),
+    ),
+    Plant(
+        "a re-grant puts back a lease that was released meanwhile",
+        (Change(LOCK, "if call('ZSCORE', TOMBSTONES, token) or not read_record()", "if not read_record()"),),
+        (Tests(VOTERS, "arrives_after_the_release"),),
+    ),
+    Plant(
+        "a re-grant holds for another abstention than that of which it was told",
+        (Change(LOCK, "if named_abstention ~= abstention or holder", "if not abstention or holder"),),
+        (Tests(VOTERS, "arrives_after_the_release"),),
+    ),
+    Plant(
+        "a server counts under each address that leads to it",
         (
-            Change(
-                "_servers/quorum.py",
-                "[each.process_start for each in stamps",
-                "[(stamps[0].met_at - each.facts.uptime,) * 2 for each in stamps",
-            ),
-            Change("_servers/quorum.py", "is_young = at - earliest", "is_young = stamps[0].met_at - earliest"),
-            Change("_servers/quorum.py", "not any(each.is_judged for each in histories)", "True"),
+            Change("_servers/quorum.py", "if sent.run_id and (twin", "if False and (twin"),
+            Change("_servers/quorum.py", 'node.run_id == other.run_id != ""', "False"),
         ),
-        (Tests(("topologies/test_quorum.py",), "elsewhere_in_the_process"),),
-    ),
-    Plant(
-        "a server of a quorum is trusted unless a verdict says otherwise",
-        (Change(HISTORY, 'if previous == "-" and self._is_first_untrusted:', "if False:"),),
-        (Tests(("topologies/test_quorum.py",), "after_the_first_call"),),
-    ),
-    Plant(
-        "a quorum counts as new, although the process has met another server there",
-        (Change(HISTORY, "return list(self.stamps.values()) == [stamp]", "return True"),),
-        (Tests(("faults/test_quarantine.py",), "is_not_new_if"),),
+        (Tests(VOTERS, "leads_to_another_member"),),
     ),
     Plant(
         "a primary that comes back counts as the one that it was",
@@ -134,7 +160,7 @@ FOUND: Final = (
         "a spare counts from its own start",
         (Change(HISTORY, "            stamp.mark_spare()\n", "            pass\n"),),
         (
-            Tests(("faults/test_spares.py",), "spare_grants_nothing or holder_relies or in_a_quorum or set_forward"),
+            Tests(("faults/test_spares.py",), "spare_grants_nothing or holder_relies or set_forward"),
             Simulator("spare"),
         ),
     ),
@@ -373,7 +399,7 @@ KNOWN: Final = (
         (
             Change(
                 LOCK,
-                "        states[#states + 1] = taken_from == lease_token and {REVOKED, why_taken} or NOT_FOUND\n",
+                "        states[#states + 1] = abstains_ms > 0 and is_gone and {ABSTAINS, abstention} or NOT_FOUND\n",
                 "        if not holder then call('SET', lock, lease_token, 'PX', ttl) end\n"
                 "        states[#states + 1] = holder and NOT_FOUND or GRANTED\n",
             ),
@@ -550,8 +576,8 @@ KNOWN: Final = (
         (
             Change(
                 HISTORY,
-                "previous, self.mark, max(isolation_grace, self.latest.isolation_grace)",
-                "previous, self.mark, 0.0",
+                "previous, max(isolation_grace, self.latest.isolation_grace)",
+                "previous, 0.0",
             ),
         ),
         (Simulator("isolated"),),
