@@ -34,8 +34,8 @@ from model.histories.checker import History, check
 from model.histories.history import Verdict, play
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
-from model.histories.rigs import RIGS, Line
-from model.histories.settings import ALL, KINDS, MODES, PHASES, TOPOLOGIES, Settings, draw
+from model.histories.rigs import LOSSES, RIGS, Line
+from model.histories.settings import ALL, KINDS, MODES, PHASES, TOPOLOGIES, Settings, draw, draw_kept
 
 TESTS = Path(__file__).parents[1]
 
@@ -379,6 +379,15 @@ def test_what_is_left_in_the_server_and_names_that_nobody_gets_are_seen():
     assert broken(controller("probe", name="a", took=0.1, error="")) == []
 
 
+def test_a_client_may_refuse_a_server_to_which_an_address_leads_for_a_while():
+    misled, during = controller("misled", 2.0, until=4.0), section("s", outcome="ConfigError", begun=3.0)
+    later = section("s", outcome="ConfigError", begun=8.0, ended=9.0)
+    assert broken(during, misled) == []
+    assert broken(during) == ["error"]
+    assert broken(later, misled) == ["error"]
+    assert broken(section("s", outcome="KeyError", begun=3.0), misled) == ["error"]
+
+
 def test_of_one_kind_of_violation_a_few_are_reported():
     many = [line for n in range(50) for line in section(f"s{n}", outcome="KeyError")]
     assert len(check(History.of(many))) == 5
@@ -413,6 +422,16 @@ def test_every_kind_style_and_fault_is_known():
     for topology in TOPOLOGIES:
         assert faults.of(topology).keys() <= {*faults.NAMES}
         assert all(fault.__doc__ for fault in faults.of(topology).values())
+
+
+def test_half_of_the_processes_of_a_quorum_may_have_a_shorter_longest_ttl():
+    settings = Settings(topology="quorum", max_ttl=3.0, shorter=1.0).settled()
+    assert [settings.of(name).max_ttl for name in ("p0t", "p1a", "p2t", "p3a", "p10t")] == [3.0, 3.0, 1.0, 1.0, 1.0]
+    random = settings.random("turns")
+    assert max(draw(random, settings.of("p2t"), "threads").ttl for _ in range(500)) <= 1.0
+    assert draw_kept(random, settings.of("p3a")).ttl == 1.0
+    assert {Settings(topology="quorum", seed=seed).settled().shorter > 0 for seed in range(50)} == {True, False}
+    assert {Settings(topology="sentinel", seed=seed).settled().shorter for seed in range(50)} == {0.0}
 
 
 def test_wrong_usage_is_refused_with_what_is_possible(capsys):
@@ -666,6 +685,21 @@ def test_each_phase_comes_about_and_breaks_no_promise(topology, phase, tmp_path)
     pytest.fail("the moment did not come")
 
 
+@pytest.mark.rule(1, 7, 10)
+@pytest.mark.parametrize(
+    "loss",
+    [pytest.param(loss, marks=() if loss in {"re-seeded-old", "all-flushed"} else pytest.mark.full) for loss in LOSSES],
+)
+def test_a_quorum_whose_servers_lose_what_they_have_breaks_no_promise(loss, tmp_path):
+    settings = SHORT.but(topology="quorum", faults=(loss, "script-flush"), processes=4, seconds=6.0, shorter=0.0)
+    for attempt in range(8):
+        verdict = played(settings.but(seed=attempt), tmp_path / f"history-{attempt}")
+        assert [f"{each.check}: {each.text}" for each in verdict.violations] == []
+        if verdict.counts[f"fault: {loss}"]:
+            return
+    pytest.fail("the loss did not come about")
+
+
 @pytest.mark.full
 @pytest.mark.rule(1, 5, 7)
 @pytest.mark.parametrize("day", [0, -1])
@@ -688,12 +722,13 @@ PLANTED = {  # what is broken -> what the checker must say
     "unguarded": ("stale write", {"phases": ("stopped-holder",)}),
     "afterwards": ("outlived", {"phases": ("late-reply",)}),
     "forgets": ("outlived", {"phases": ("lost-grant",), "max_ttl": 2.0}),
+    "counts": ("outlived", {"topology": "quorum", "phases": ("lost-grant",), "max_ttl": 2.0}),
     "passes": ("false release", {"phases": ("stopped-holder",)}),
     "uncounted": ("cancellation", {"phases": ("stopped-holder",), "modes": ("asyncio",)}),
 }
 
 
-ALWAYS = {"believes", "shares", "forgets", "uncounted"}  # the rest is run with --full only
+ALWAYS = {"believes", "shares", "forgets", "counts", "uncounted"}  # the rest is run with --full only
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ Versions. Processes of an older version are judged for what all versions must ke
 The checks pass over how such a process reports losses, how long its calls take and which errors it raises. If it hangs
 in the drain, nobody can tell whether the processes that hang beside it wait for what it holds.
 
-What is excused: the checker does not believe in a lease from the moment on at which somebody revoked it by force. In a
-history in which a server's clock was stepped, interlock promises no exclusion, but only the fences (D5). If such a step
-has stretched the life of a lease in the server, nobody can tell when the waiters for that lease get on.
+What is excused: a client of a quorum may raise ConfigError while an address leads to a replica, or to another server of
+the quorum, and shortly after. The checker does not believe in a lease from the moment on at which somebody revoked it
+by force. In a history in which a server's clock was stepped, interlock promises no exclusion, but only the fences (D5).
+If such a step has stretched the life of a lease in the server, nobody can tell when the waiters for that lease get on.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ SOON: Final = 2.0  # seconds after which a holder that runs has heard of a loss
 MACHINE: Final = "*"  # in place of a process: all of them stand still
 MOST: Final = 5  # violations of one kind that are reported
 CANCELLED: Final = "CancelledError"
+CONFIG_ERROR: Final = "ConfigError"
 BODY: Final = "BodyError"  # what bodies raise by themselves
 EXPECTED: Final = frozenset({"", "AcquireTimeout", "Unavailable", "LeaseLost", CANCELLED, BODY})
 
@@ -124,6 +126,7 @@ class History:
     older: set[str] = field(default_factory=set)  # processes that run an older version
     pauses: dict[str, list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
     revoked: list[Line] = field(default_factory=list)
+    misled: list[tuple[float, float]] = field(default_factory=list)
     clock_stepped: bool = False
     older_hung: bool = False  # whether a process of an older version did not end after the drain
     stretched: bool = False  # whether a stepped clock has made a lease last longer than any ttl
@@ -151,6 +154,8 @@ class History:
             self.pauses[line["who"]].append((t, line["until"]))
         elif event == "revoked":
             self.revoked.append(line)
+        elif event == "misled":
+            self.misled.append((t, line["until"]))
         elif event == "hung" and line["who"] in self.older:
             self.older_hung = True
         elif event == "older":
@@ -234,6 +239,10 @@ class History:
     def judged_sections(self) -> list[Section]:
         """The sections of this version."""
         return [section for section in self.sections.values() if section.process not in self.older]
+
+    def was_misled(self, since: float, until: float) -> bool:
+        """Whether a client may have found between these times that an address leads to a server that it must refuse."""
+        return any(a < until and b > since - SLACK for a, b in self.misled)
 
     def was_forced(self, name: str, since: float, until: float) -> bool:
         """Whether somebody may have revoked a lease on this name by force between these times."""
@@ -539,7 +548,9 @@ def liveness(history: History) -> Iterator[Violation]:
 def errors(history: History) -> Iterator[Violation]:
     """Nothing comes out of interlock but its own errors, and nothing goes wrong unseen."""
     for section in history.judged_sections():
-        if section.ended is not None and section.outcome not in EXPECTED:
+        if section.ended is None or section.outcome in EXPECTED:
+            continue
+        if not (section.outcome == CONFIG_ERROR and history.was_misled(section.begun, section.ended)):
             yield Violation("error", f"{section.id} ended with {section.outcome}", _around(history, section))
     for line in history.lines:
         if line.get("who", line["p"]) in history.older:

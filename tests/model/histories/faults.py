@@ -7,6 +7,8 @@ need not hold for two. Each other fault strikes whenever it is its turn.
 from __future__ import annotations
 
 import contextlib
+import functools
+import socket
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,10 +16,12 @@ import redis
 
 from harness.topology.group import GONE, ask, info, wait
 from interlock._protocol.names import tagged
+from interlock._quarantine.voter import VoterRecord, voter_key
 from interlock.errors import LockError
 from model.histories.lines import clock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from random import Random
 
     from model.histories.history import Controller
@@ -359,6 +363,201 @@ def member_killed(run: Controller, random: Random) -> str:
     return f"port {node.port}, after {seconds:.2f} s"
 
 
+def reseeded(run: Controller, random: Random) -> str:
+    """One server gets all data of another one, as by REPLICAOF and REPLICAOF NO ONE. No connection of a client ends."""
+    node, source = random.sample(run.rig.nodes, 2)
+    reseed(run, node, source)
+    return f"port {node.port} from port {source.port}"
+
+
+def reseeded_old(run: Controller, random: Random) -> str:
+    """One server gets the data back that a replica of its own had some time ago."""
+    node, replica = random.choice(run.rig.nodes), run.rig.spare
+    copy(run, node, replica)
+    seconds = _await_keeper(run, random)
+    reseed(run, node, replica)
+    ask(replica, "FLUSHALL")
+    return f"port {node.port}, what it had {seconds:.2f} s ago"
+
+
+def flushed(run: Controller, random: Random) -> str:
+    """FLUSHALL of one server."""
+    node = _some(run, random)
+    ask(node, "FLUSHALL")
+    return f"port {node.port}"
+
+
+def all_flushed(run: Controller, random: Random) -> str:
+    """FLUSHALL of all servers."""
+    for node in run.rig.nodes:
+        ask(node, "FLUSHALL")
+    return ""
+
+
+def all_emptied(run: Controller, random: Random) -> str:
+    """SIGKILL of all servers at once; they come up again, empty."""
+    for node in run.rig.nodes:
+        node.kill()
+    for node in run.rig.nodes:
+        node.restart()
+    return ""
+
+
+def set_back(run: Controller, random: Random) -> str:
+    """SIGKILL of one or two servers; they come up again with the data that they had some time ago."""
+    nodes = random.sample(run.rig.nodes, random.choice((1, 1, 2)))
+    for node in nodes:
+        keep_copy(run, node)
+    seconds = _await_keeper(run, random)
+    for node in nodes:
+        restart_from_copy(node)
+    return f"{_ports(nodes)} to {seconds:.2f} s before"
+
+
+def spare(run: Controller, random: Random) -> str:
+    """The address of a server leads to another one, which has run for long: empty, or as a copy of the former one."""
+    number, copied = random.randrange(len(run.rig.nodes)), random.random() < 0.4
+    if copied:
+        copy(run, run.rig.nodes[number], run.rig.spare)
+        _await_keeper(run, random)
+    old = run.rig.take_over(number)
+    if random.random() < 0.5:
+        old.kill()
+        old.restart()
+    ask(old, "FLUSHALL")  # the next time it is a spare
+    return f"port {old.port}, now {run.rig.nodes[number].port}" + ", a copy" * copied
+
+
+def address_moved(run: Controller, random: Random) -> str:
+    """The address of one server leads to another one of the quorum for a while; open connections go on, or end."""
+    numbers = range(len(run.rig.nodes))
+    (number, other), seconds = random.sample(numbers, 2), random.uniform(0.2, 2 * run.max_ttl)
+    with run.misled():
+        run.rig.lead(number, run.rig.nodes[other])
+        try:
+            for cuts in (random.random() < 0.7, random.random() < 0.7):
+                if cuts:
+                    run.rig.lines[number].cut()
+                run.sleep(seconds / 2)
+        finally:
+            run.rig.lead(number, run.rig.nodes[number])
+            run.rig.lines[number].cut()
+    return f"{number} to {other} for {seconds:.2f} s"
+
+
+def replica_attached(run: Controller, random: Random) -> str:
+    """A replica reads all data of one server, and leaves, as a backup does (redis-cli --rdb)."""
+    node, seconds = _some(run, random), random.uniform(0.0, 0.5)
+    with socket.socket(socket.AF_UNIX) as replica:
+        replica.settimeout(LONGEST)
+        replica.connect(str(node.socket))
+        replica.sendall(b"SYNC\r\n")
+        replica.recv(65536)
+        run.sleep(seconds)
+    return f"port {node.port}"
+
+
+def rolling_restart(run: Controller, random: Random) -> str:
+    """All servers restart, each longer than the longest ttl after the one before; with their data, or empty."""
+    keep_data = bool(run.settings.shorter) or random.random() < 0.5
+    nodes = random.sample(run.rig.nodes, len(run.rig.nodes))
+    for node in nodes:
+        if run.over.is_set():
+            break
+        node.restart(keep_data=keep_data)
+        run.sleep(run.max_ttl + random.uniform(0.5, 1.5))
+    return f"{_ports(nodes)}, {'with their data' if keep_data else 'empty'}"
+
+
+def _seen_by_few(fault: Callable[[Controller, Random], str]) -> Callable[[Controller, Random], str]:
+    """The fault, while those who could know of it, or of the leases at stake, know as little as possible.
+
+    In most calls each of three processes reaches two of the servers only, another two each, from some time before the
+    fault until some time after it. So leases rest on a bare majority, and a vote too many gives another one. In half of
+    the calls a new process takes the place of another one: it has seen nothing of what was before.
+    """
+
+    @functools.wraps(fault)
+    def strikes(run: Controller, random: Random) -> str:
+        workers = run.running()
+        lines = run.rig.lines if random.random() < 0.75 and len(workers) >= len(run.rig.lines) else []
+        for line, worker in zip(lines, random.sample(workers, len(lines)), strict=True):
+            line.mute(worker.pid)
+        try:
+            if lines:
+                _await_keeper(run, random)
+            if random.random() < 0.5 and (worker := run.some_worker(random)) is not None:
+                run.kill(worker)
+            about = fault(run, random)
+            run.sleep(random.uniform(0.3, 1.0) * run.max_ttl if lines else 0.0)
+        finally:
+            for line in lines:
+                line.let_go()
+        return about + ", three processes reach two servers each" * bool(lines)
+
+    return strikes
+
+
+def _await_keeper(run: Controller, random: Random) -> float:
+    """Wait, mostly until a keeper has just got its lock, whose lease a loss is then to end. Returns the seconds."""
+    since = clock()
+    if random.random() < 0.8:
+        run.await_keeper(1.2 * run.max_ttl)
+        run.sleep(random.uniform(0.0, 0.3 * run.max_ttl))
+    else:
+        run.sleep(random.uniform(0.0, run.max_ttl))
+    return clock() - since
+
+
+def copy(run: Controller, node: Any, to: Any) -> None:
+    """Give a spare all data of this server."""
+    _know_longest(run, node)
+    reseed(run, to, node)
+
+
+def reseed(run: Controller, node: Any, source: Any) -> None:
+    """Let the server follow the other one until it has all data of that one, and then alone again."""
+    with run.misled():
+        ask(node, "REPLICAOF", "127.0.0.1", source.port)
+        try:
+            wait(lambda: "" if info(node)["master_link_status"] == "up" else "the replica does not follow", LONGEST)
+        finally:
+            ask(node, "REPLICAOF", "NO", "ONE")
+    (node.socket.parent / "dump.rdb").unlink(missing_ok=True)  # what a later process must not find
+
+
+def _know_longest(run: Controller, node: Any) -> None:
+    """Wait until a copy of this server knows the longest ttl of all clients."""
+    if run.settings.shorter:
+        wait(lambda: "" if _longest(node) >= run.max_ttl else "the server has not met the longest ttl", LONGEST)
+
+
+def _longest(node: Any) -> float:
+    """The longest ttl of which the server knows, in seconds."""
+    record = VoterRecord.parse(ask(node, "GET", voter_key("lock:")) or "")
+    return record.longest_ms / 1000 if record else 0.0
+
+
+def keep_copy(run: Controller, node: Any) -> None:
+    """Keep a copy of all that the server has now."""
+    _know_longest(run, node)
+    ask(node, "SAVE")
+    home = node.socket.parent
+    (home / "dump.rdb").rename(home / "kept.rdb")  # where no restart finds it
+
+
+def restart_from_copy(node: Any) -> None:
+    """Kill the server, and start it again with what it had at `keep_copy()`."""
+    node.kill()
+    home = node.socket.parent
+    (home / "kept.rdb").rename(home / "dump.rdb")
+    node.restart()
+
+
+def _ports(nodes: list[Any]) -> str:
+    return "ports " + ", ".join(str(node.port) for node in nodes)
+
+
 def majority_stopped(run: Controller, random: Random) -> str:
     """SIGSTOP of two of three servers: nobody gets anything."""
     nodes, seconds = random.sample(run.rig.nodes, 2), _silence(random)
@@ -411,7 +610,14 @@ SERVERS: Final = {
         "primary-stopped": primary_stopped, "machine-stopped": machine_stopped, "partition": partition,
         "migrate": migrate,
     },
-    "quorum": {"server-stop": server_stop, "member-killed": member_killed, "majority-stopped": majority_stopped},
+    "quorum": {
+        "server-stop": server_stop, "member-killed": member_killed, "majority-stopped": majority_stopped,
+        "re-seeded": _seen_by_few(reseeded), "re-seeded-old": _seen_by_few(reseeded_old),
+        "flushed": _seen_by_few(flushed), "all-flushed": _seen_by_few(all_flushed),
+        "all-emptied": _seen_by_few(all_emptied), "set-back": _seen_by_few(set_back), "spare": _seen_by_few(spare),
+        "address-moved": _seen_by_few(address_moved), "replica-attached": _seen_by_few(replica_attached),
+        "rolling-restart": rolling_restart,
+    },
 }  # fmt: skip
 NAMES: Final = tuple(
     dict.fromkeys([*WORKERS, *CLIENTS, *LINED, *SILENCE, *(name for each in SERVERS.values() for name in each)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,6 @@ IMPORTED: Final = Path(interlock.__file__).parent  # the copy of interlock that 
 AT_ONCE: Final = 3  # faults
 FIRST_PHASE: Final = (0.3, 1.5)  # seconds after the start of the faults, at least and at most
 BETWEEN: Final = (1.0, 3.0)  # seconds of random faults between two phases
-REST: Final = (0.5, 2.0)  # in longest ttls: for so long after a fault of servers only others strike
 BEFORE_PHASE: Final = 30.0  # seconds that faults may take to end before a phase
 MEETING: Final = 5.0  # seconds in which each worker process has been granted something, if the servers are well
 CALM: Final = 0.5  # seconds in which workers go on after everything is healed
@@ -331,6 +331,15 @@ class Controller:
             if time.monotonic() >= end or self.over.wait(0.01):
                 return None
 
+    def await_keeper(self, seconds: float) -> None:
+        """Wait until a keeper gets its lock, for so many seconds at most."""
+        end, keepers = time.monotonic() + seconds, re.compile(rb'"e": "got", "h": "p\d+./k')
+        read = {worker.name: len(self._lines_of(worker)) for worker in self.running()}
+        while time.monotonic() < end and not self.over.wait(0.02):
+            for worker in self.running():
+                if keepers.search(self._lines_of(worker), read.get(worker.name, 0)):
+                    return
+
     def _await_meeting(self) -> bool:
         """Wait until each worker process has been granted something, and so knows the servers."""
         left = self._allow(MEETING)
@@ -372,6 +381,15 @@ class Controller:
             worker.stopped = False
             # It is not on a processor at once.
             self.pen.write("paused", t=since, who=worker.name, until=clock() + 0.05)
+
+    @contextlib.contextmanager
+    def misled(self) -> Iterator[None]:
+        """While this lasts, an address leads to a server that a quorum refuses: a replica, or another one's."""
+        since = clock()
+        try:
+            yield
+        finally:
+            self.pen.write("misled", t=since, until=clock())
 
     def sleep(self, seconds: float) -> None:
         """Sleep for so long, but not beyond the end of the faults."""
@@ -469,7 +487,7 @@ class Controller:
             about = f"did not come about: {type(error).__name__}: {error}"
         finally:
             if servers:
-                self._rests_until = time.monotonic() + random.uniform(*REST) * self.max_ttl
+                self._rests_until = time.monotonic() + random.uniform(*self.rig.rest) * self.max_ttl
                 self._server_fault.release()
         self.pen.write("struck", fault=name, about=about)
 

@@ -28,6 +28,7 @@ The controller writes, as process "controller":
     phase     phase                                 a phase begins
     played    phase, came, about                    the phase has ended; whether its moment came
     paused    who, until                            a worker process, or "*" the machine, stood still from `t` on
+    misled    until                                 from `t` on an address led to a server that a quorum refuses
     older     who, version                          a worker process runs an older version of interlock: this commit
     killed    who                                   a worker process was killed
     revoked   name, force, since, done              somebody revoked the holder of this name

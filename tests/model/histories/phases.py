@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.topology.group import ask
+from model.histories import faults
 from model.histories.lines import clock
 from model.histories.settings import OUTLASTS_FAILOVER, PLAIN, SCENE
 
@@ -50,8 +51,8 @@ def lost_grant(run: Controller, random: Random) -> str:
     holder, others = _parts(run, random)
     # First wait for the end of an earlier quarantine: meanwhile a replica would be cut off for too long to be promoted.
     _hold(run, holder, PLAIN.but(names=(name,)), GRANT + ttl + run.rig.grace)
-    losing = {"single": _set_back, "quorum": _empty_majority}.get(run.settings.topology, _promote_lagging)
-    with losing(run, random, name) as lose:
+    losing = {"single": _set_back, "quorum": _lose_votes}.get(run.settings.topology, _promote_lagging)
+    with losing(run, random, name, holder) as lose:
         turn = PLAIN.but(names=(name,), ttl=ttl, renew=False, seconds=1.2 * ttl, style=_style(random))
         got = _hold(run, holder, turn)
         _crowd(run, others, name, ttl + run.rig.grace + 2.0)
@@ -66,7 +67,7 @@ def lost_grant(run: Controller, random: Random) -> str:
 
 
 @contextmanager
-def _set_back(run: Controller, random: Random, _name: str) -> Iterator[Any]:
+def _set_back(run: Controller, random: Random, _name: str, _holder: Worker) -> Iterator[Any]:
     """The one server comes back without what was written last, or empty."""
     # An earlier version believes that appendfsync always loses nothing, even if the disk of the server was set back.
     copied = random.random() < 0.25 and not run.settings.older
@@ -82,22 +83,56 @@ def _set_back(run: Controller, random: Random, _name: str) -> Iterator[Any]:
 
 
 @contextmanager
-def _empty_majority(run: Controller, random: Random, _name: str) -> Iterator[Any]:
-    """Two of three servers come back empty."""
+def _lose_votes(run: Controller, random: Random, _name: str, holder: Worker) -> Iterator[Any]:
+    """So many of three servers lose the lease, in one of several ways, that it has no majority any more.
+
+    Behind lines the holder mostly reaches two of them only, and then one loss is enough.
+    """
+    others = [*range(len(run.rig.nodes))]
+    random.shuffle(others)
+    lines = run.rig.lines[others[2] : others[2] + 1] if random.random() < 0.7 and not run.settings.older else []
+    losers = others[: 1 if lines else 2]
+    nodes = [run.rig.nodes[number] for number in losers]
+    ways = ["emptied", "flushed"] if not run.settings.shorter else []  # else nothing is promised: see rigs.Quorum
+    if not run.settings.older:
+        ways += ["set-back", *(["re-seeded-old", "re-seeded", "spare"] if lines else [])]
+    way = random.choice(ways)
+    for node in nodes:
+        if way == "set-back":
+            faults.keep_copy(run, node)
+        elif way in {"re-seeded-old", "spare"}:
+            faults.copy(run, node, run.rig.spare)
 
     def lose() -> str:
-        nodes = random.sample(run.rig.nodes, 2)
-        for node in nodes:
-            node.kill()
-        for node in nodes:
-            node.restart()
-        return "two servers emptied"
+        for number, node in zip(losers, nodes, strict=True):
+            match way:
+                case "emptied":
+                    node.restart()
+                case "flushed":
+                    ask(node, "FLUSHALL")
+                case "set-back":
+                    faults.restart_from_copy(node)
+                case "re-seeded-old":
+                    faults.reseed(run, node, run.rig.spare)
+                case "re-seeded":
+                    faults.reseed(run, node, run.rig.nodes[others[2]])
+                case "spare":
+                    run.rig.take_over(number)
+        return f"{len(nodes)} servers lost it: {way}"
 
-    yield lose
+    for line in lines:
+        line.mute(holder.pid)
+    try:
+        yield lose
+    finally:
+        for line in lines:
+            line.let_go()
+        if way in {"re-seeded-old", "spare"}:
+            ask(run.rig.spare, "FLUSHALL")  # the next time it is a spare
 
 
 @contextmanager
-def _promote_lagging(run: Controller, _random: Random, name: str) -> Iterator[Any]:
+def _promote_lagging(run: Controller, _random: Random, name: str, _holder: Worker) -> Iterator[Any]:
     """A replica that lacks the latest writes becomes the primary."""
     group: Any = run.rig.group
     group.wait_ok(timeout=LONGEST)
@@ -244,9 +279,9 @@ def _style(random: Random) -> str:
 
 
 def _parts(run: Controller, random: Random) -> tuple[Worker, list[Worker]]:
-    """A process that tests this version, and the other ones."""
+    """A process that tests this version, with the longest ttl of all, and the other ones."""
     workers = run.running()
-    holders = [worker for worker in workers if not worker.version]
+    holders = [each for each in workers if not each.version and run.settings.of(each.name) == run.settings]
     if len(workers) < 2 or not holders:
         raise Absent("too few processes")
     holder = random.choice(holders)

@@ -74,6 +74,11 @@ def forgets() -> None:
     _change("lock", wait, "local left_ms = 0")
 
 
+def counts() -> None:
+    """A server of a quorum counts at once, whatever it has lost."""
+    _change("lock", "abstains_ms = math.max(0, since + longest - now_ms)", "abstains_ms = 0")
+
+
 def unguarded() -> None:
     """The store accepts whatever it gets."""
     Store.write = lambda _self, _name, _fence: True  # type: ignore[method-assign]
@@ -99,7 +104,8 @@ def _change(name: str, old: str, new: str) -> None:
 
 
 PLANTS = {
-    each.__name__: each for each in (afterwards, backwards, believes, forgets, passes, shares, uncounted, unguarded)
+    each.__name__: each
+    for each in (afterwards, backwards, believes, counts, forgets, passes, shares, uncounted, unguarded)
 }
 
 

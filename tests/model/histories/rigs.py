@@ -17,7 +17,7 @@ import trustme
 from harness.proxy import Proxy
 from harness.servers import Node
 from harness.topology import Cluster, Independents, Sentinels
-from harness.topology.group import ask, info
+from harness.topology.group import QUICK, ask, info
 
 if TYPE_CHECKING:
     import socket
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 TLS_SERVER: Final = "redis-7.0"  # the only binary that was built with TLS
 LINES: Final = ("line-cut", "line-held", "line-frozen", "line-refused", "replies-lost", "silence")  # faults
+LOSSES: Final = (  # faults by which a server of a quorum loses what it has, or takes another one's place
+    "re-seeded", "re-seeded-old", "flushed", "all-flushed", "all-emptied", "set-back", "spare", "address-moved",
+    "replica-attached", "rolling-restart",
+)  # fmt: skip
 HEALING: Final = 40.0  # seconds that servers may take to agree again
 
 
@@ -179,6 +183,7 @@ class Rig:
     patience = 5.0  # seconds that a server may be away before a release raises Unavailable
     grace = 0.0  # seconds by which a quarantine may be longer than max_ttl
     lacks: Sequence[str]  # faults that can't strike here
+    rest = (0.5, 2.0)  # in longest ttls, at least and at most: for so long after a fault of servers only others strike
     stepped = False  # whether the clock of a server is stepped in this history
 
     def __init__(self, settings: Settings, directory: Path) -> None:
@@ -350,17 +355,59 @@ class Sharded(Rig):
 
 
 class Quorum(Rig):
-    """Three servers that know nothing of each other, without anything on disk."""
+    """Three servers that know nothing of each other, without anything on disk, and a spare, to which no client goes.
+
+    A fault may let the address of a member lead to the spare, which is then the member.
+    """
+
+    rest = (0.0, 1.0)  # its promise holds for any number of faults
 
     def __init__(self, settings: Settings, directory: Path) -> None:
         super().__init__(settings, directory)
-        self.group = Independents(self.kind, number=3)
-        self.lined |= settings.random("quorum").random() < 0.5
-        self.lacks = () if self.lined else LINES
+        random = settings.random("quorum")
+        # A replica that has left changes the replid of its source when the backlog is freed: soon, or never.
+        self.group = Independents(self.kind, number=4, config=QUICK | {"repl-backlog-ttl": random.choice(("1", "0"))})
+        *self.members, self.spare = self.group.nodes
+        self.lined |= random.random() < 0.75
+        self.lacks = () if self.lined else (*LINES, "spare", "address-moved")
+        if settings.shorter:
+            # The servers know the longest ttl from their clients. Where they forget it, nothing is promised to a client
+            # whose longest ttl is longer than that of the one that asks first.
+            self.lacks = (*self.lacks, "member-killed", "flushed", "all-flushed", "all-emptied", "spare")
+            self.about = f"{settings.max_ttl:g} s and {settings.shorter:g} s"
+        if settings.older:  # an earlier version judges by its memory which server may vote, and so does not keep to it
+            self.lacks = (*self.lacks, *LOSSES)
+
+    @property
+    def nodes(self) -> list[Node]:
+        return self.members
 
     @property
     def target(self) -> list[str]:
-        return [line.url for line in self.lines] or list(self.group.urls)
+        return [line.url for line in self.lines] or [node.url for node in self.members]
+
+    def lead(self, number: int, node: Node) -> None:
+        """Let the address with this number lead to this server, from the next connection on."""
+        self.lines[number].target = node.socket
+
+    def take_over(self, number: int) -> Node:
+        """Let the spare take over this address, at which no connection to its member goes on. Returns that member."""
+        line, old = self.lines[number], self.members[number]
+        with line.lock:  # else a connection to the old member could be made meanwhile
+            self.lead(number, self.spare)
+            line.cut()
+        self.members[number], self.spare = self.spare, old
+        return old
+
+    def heal(self) -> None:
+        if not self.spare.running:
+            self.spare.restart()
+        super().heal()
+        for number, node in enumerate(self.members):
+            if self.lines:
+                self.lead(number, node)
+                self.lines[number].cut()
+            ask(node, "REPLICAOF", "NO", "ONE")
 
     def holder_of(self, key: str) -> Node:
         return self.settings.random("holder", key).choice([node for node in self.nodes if node.running])

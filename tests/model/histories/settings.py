@@ -19,11 +19,16 @@ PHASES: Final = ("lost-grant", "stopped-holder", "late-reply", "slow-renewals") 
 LINED_PHASES: Final = ("late-reply", "slow-renewals")  # they need proxies between the workers and the servers
 # Seconds: the longest ttl, one of which a history has. Where a failover takes seconds, a lease that is lost by it must
 # last longer, if the history has the phase for that.
-MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.0, 1.5, 2.0)}
+MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.5, 2.0, 3.0)}
 OUTLASTS_FAILOVER: Final = {"sentinel": 9.0, "cluster": 7.0}
 MIXED: Final = 0.25  # of the histories have processes of an older version
+UNEQUAL: Final = 0.25  # of the histories of quorums have two longest ttls
+UNDISTURBED: Final = 0.5  # of them have no phases, so that more faults come about
+SHORTER: Final = 0.75  # seconds: the other one at least, so that the phases have ttls below it
 MEMBERS: Final = {"a": "lock", "b": "lock", "c": "lock", "pool": "semaphore", "books": "rwlock"}  # of a multi
 SCENE: Final = "scene"  # the lock of the phases: if workers used it at random, a waiter that is cut off would hide much
+KEPT: Final = "kept"  # the lock of the keepers, which random sections try, too
+TRIES_KEPT: Final = 0.15  # of the random sections, where there are keepers
 LIMIT: Final = 3  # of the semaphore
 ALL: Final = 1_000_000_000  # the weight of a writer
 
@@ -42,6 +47,7 @@ class Settings:
     processes: int = 4
     workers: int = 3  # of each process
     max_ttl: float | None = None  # seconds; None: the seed decides
+    shorter: float | None = None  # seconds: that of half of the processes; 0: as the others; None: the seed decides
     phases: tuple[str, ...] | None = None  # None: the seed decides
     server: str = "valkey-9.1"
     tls: bool | None = None  # None: the seed decides
@@ -65,7 +71,27 @@ class Settings:
         older, is_mixed = self.older, random.random() < MIXED
         if older is None:
             older = (random.choice(versions),) if is_mixed and versions and not self.plant else ()
-        return self.but(phases=phases, max_ttl=self.max_ttl or max_ttl, older=older)
+        max_ttl, shorter = self.max_ttl or max_ttl, self.shorter
+        if shorter is None:
+            is_unequal = self.topology == "quorum" and random.random() < UNEQUAL
+            shorter = min(max_ttl, max(SHORTER, max_ttl / 2)) if is_unequal else 0.0
+        if self.phases is None and self.topology == "quorum" and random.random() < UNDISTURBED:
+            phases = ()
+        return self.but(phases=phases, max_ttl=max_ttl, shorter=shorter, older=older)
+
+    def of(self, process: str) -> Settings:
+        """The settings of one worker process, which may have another longest ttl than the others."""
+        number = int(process.lstrip("p").rstrip("at"))
+        return self.but(max_ttl=self.shorter) if self.shorter and number % 4 in {2, 3} else self
+
+    @property
+    def has_keepers(self) -> bool:
+        """Whether each process has a worker more, which holds one lock for most of the longest ttl.
+
+        Servers of a quorum lose what they have in many ways, and in most of these their clients see nothing. A wrong
+        grant after that shows only beside a lease that is as long as the wait of the servers.
+        """
+        return self.topology == "quorum" and "lock" in self.kinds
 
     @property
     def needs_lines(self) -> bool:
@@ -89,6 +115,7 @@ class Settings:
                 "election": {"chief": "election"},
                 "once": {"job": "once"},
             }[kind]  # fmt: skip
+        found |= {KEPT: "lock"} if self.has_keepers else {}
         return found | ({SCENE: "lock"} if self.phases and "lock" in self.kinds else {})
 
     def dumps(self) -> str:
@@ -162,8 +189,28 @@ class Order:
         return cls(turn=Turn(**turn | {"names": tuple(turn["names"])}), **read)
 
 
+def draw_kept(random: Random, settings: Settings) -> Turn:
+    """The next section of a keeper: most of the longest ttl, and mostly without a renewal that could tell of a loss."""
+    ttl = settings.max_ttl
+    assert ttl is not None, "settled() decides"
+    return PLAIN.but(
+        names=(KEPT,),
+        style=random.choice(("with", "entered", "released")),
+        ttl=ttl,
+        timeout=random.choice((None, random.uniform(0.5, 3.0))),
+        renew=random.random() < 0.3,
+        seconds=ttl * random.uniform(0.5, 1.2),
+        deaf=random.random() < 0.2,
+        pause=random.expovariate(1 / 0.1),
+        looks=0.02,
+    )
+
+
 def draw(random: Random, settings: Settings, mode: str) -> Turn:
     """The next section of a worker."""
+    assert settings.max_ttl is not None, "settled() decides"
+    if settings.has_keepers and random.random() < TRIES_KEPT:
+        return PLAIN.but(names=(KEPT,), ttl=min(settings.max_ttl, PLAIN.ttl), timeout=0.0)
     kind = random.choice(settings.used_kinds)
     weights = {"with": 4, "entered": 3, "released": 3, "handed": 1, "dropped": 0.01, "crossed": 0.15}
     style = random.choices(settings.styles, [weights[style] for style in settings.styles])[0]
@@ -175,7 +222,6 @@ def draw(random: Random, settings: Settings, mode: str) -> Turn:
     }[kind]  # fmt: skip
     members = [name for name, what in MEMBERS.items() if what == "lock" or settings.topology != "quorum"]
     chosen = tuple(random.sample(members, random.choice((2, 2, 3)))) if kind == "multi" else (names,)
-    assert settings.max_ttl is not None, "settled() decides"
     ttl = min(settings.max_ttl, random.choice((0.5, 0.6, 1.0, 1.0, 1.0, 1.5)))
     timeout = random.choice((None, None, 0.0, random.uniform(0.05, 0.5), random.uniform(0.5, 3.0)))
     # Nearly all sections are short, so that there are many. A long one, of which there are few, keeps its name for as

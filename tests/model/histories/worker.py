@@ -31,7 +31,7 @@ import interlock.aio
 from interlock.errors import LeaseLost
 from model.histories import hookless
 from model.histories.lines import Pen, clock
-from model.histories.settings import ALL, LIMIT, Order, Settings, Turn, draw
+from model.histories.settings import ALL, LIMIT, Order, Settings, Turn, draw, draw_kept
 from model.histories.store import Store
 
 if TYPE_CHECKING:
@@ -139,6 +139,11 @@ class Worker:
         while not self.process.draining:
             self.process.fork_if_wanted("outside")
             await self.play_one()
+
+    async def keep(self) -> None:
+        """Hold the lock of the keepers again and again, until the drain."""
+        while not self.process.draining:
+            await self._play(draw_kept(self.random, self.process.settings))
 
     async def play_one(self) -> None:
         """Play a section, which the seed chooses."""
@@ -600,7 +605,7 @@ class Process:
     def __init__(self, directory: Path, name: str) -> None:
         self.name = name
         self.directory = directory
-        self.settings = Settings.loads((directory / "settings").read_text())
+        self.settings = Settings.loads((directory / "settings").read_text()).of(name)
         self.target = json.loads((directory / "target").read_text())
         self.pen = Pen(directory, name)
         self.store = Store(directory)
@@ -694,6 +699,11 @@ class Process:
             lambda _, about: self.unhandled(about.get("exception"), about["message"])
         )
 
+    def _workers(self) -> list[Any]:
+        """The coroutines of the workers that this process has from its start."""
+        keepers = [Worker(self, "k0").keep()] if self.settings.has_keepers else []
+        return [*(Worker(self, f"w{number}").turns() for number in range(self.settings.workers)), *keepers]
+
     # Orders
 
     def _orders(self, line: bytes) -> list[Any]:
@@ -707,8 +717,7 @@ class Process:
 
     def _threads(self) -> None:
         self.locks = self.open()
-        turns = [Worker(self, f"w{number}").turns() for number in range(self.settings.workers)]
-        threads = [threading.Thread(target=drive, args=(each,)) for each in turns]
+        threads = [threading.Thread(target=drive, args=(each,)) for each in self._workers()]
         for thread in threads:
             thread.start()
         for line in sys.stdin.buffer:
@@ -727,7 +736,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self._report_errors()
         self.locks = self.open()
-        tasks = [asyncio.ensure_future(Worker(self, f"w{n}").turns()) for n in range(self.settings.workers)]
+        tasks = [asyncio.ensure_future(each) for each in self._workers()]
         rest = b""
 
         def hear() -> None:
