@@ -625,8 +625,8 @@ def tally(history: History) -> Counter[str]:
     for section in history.sections.values():
         counts["cancellations"] += len(section.cancels)
     for line in history.lines:
-        if line["e"] == "fault":
-            counts[f"fault: {line['fault']}"] += 1
+        if line["e"] == "struck":
+            counts[f"fault: {line['fault']}" + ", absent" * (not line["came"])] += 1
         if line["e"] == "played":
             counts[f"phase: {line['phase']}" + ", absent" * (not line["came"])] += 1
     return counts

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 MOST_LINES = 60  # of a violation
+FAULT = "fault: "  # before the name of a fault in the counts
 TRIES = 3  # a phase that comes about in none of so many has a broken rig, and not only a busy machine
 
 ABOUT = """\
@@ -193,16 +194,24 @@ def _one(settings: Settings, directory: Path, verdicts: list[Verdict], *, keep: 
     except (TimeoutError, Unavailable) as error:  # of the servers, which a busy machine may not bring up in time
         verdict = Verdict(settings, "", Counter(), [], f"the servers did not come up: {error}", clock())
     verdicts.append(verdict)
-    faulty = sum(number for name, number in verdict.counts.items() if name.startswith("fault: "))
     print(
-        f"{chr(13) * terminal}{title}: {verdict.counts['granted']} sections, {faulty} faults, "
+        f"{chr(13) * terminal}{title}: {verdict.counts['granted']} sections, {sum(_struck(verdict).values())} faults, "
         f"{verdict.counts['losses told']} losses told, {verdict.counts['cancellations']} cancellations, "
         f"{len(verdict.violations)} violations, {time.monotonic() - began:.0f} s"
         + f" ({verdict.about})" * bool(verdict.about) + f"; {verdict.spoiled}" * bool(verdict.spoiled),
         flush=True,
     )  # fmt: skip
+    if struck := _struck(verdict):
+        print("    " + ", ".join(f"{name} {number}" for name, number in struck.items()), flush=True)
     if not verdict.violations and not keep:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _struck(verdict: Verdict) -> dict[str, int]:
+    """How often each fault struck."""
+    return {
+        name.removeprefix(FAULT): number for name, number in sorted(verdict.counts.items()) if name.startswith(FAULT)
+    }
 
 
 def never_came(verdicts: list[Verdict]) -> list[tuple[str, str, int]]:
@@ -233,6 +242,14 @@ def sum_up(verdicts: list[Verdict], seconds: float) -> dict[str, object]:
         "seconds": round(seconds, 1),
         "violations": broken.total(),
         "violations by check": dict(broken),
+        "each history": {
+            f"{verdict.settings.topology}, seed {verdict.settings.seed}": {
+                "faults": _struck(verdict),
+                "losses told": verdict.counts["losses told"],
+                "violations": len(verdict.violations),
+            }
+            for verdict in verdicts
+        },
     }
 
 

@@ -482,14 +482,14 @@ class Controller:
             return
         try:
             self.pen.write("fault", fault=name, about="")
-            about = fault(self, random)
+            came, about = True, fault(self, random)
         except Exception as error:
-            about = f"did not come about: {type(error).__name__}: {error}"
+            came, about = False, f"did not come about: {type(error).__name__}: {error}"
         finally:
             if servers:
                 self._rests_until = time.monotonic() + random.uniform(*self.rig.rest) * self.max_ttl
                 self._server_fault.release()
-        self.pen.write("struck", fault=name, about=about)
+        self.pen.write("struck", fault=name, came=came, about=about)
 
     def _heal(self) -> None:
         self.say("healing")

@@ -24,7 +24,7 @@
 The controller writes, as process "controller":
 
     fault     fault, about                          a fault strikes
-    struck    fault, about                          the fault has ended
+    struck    fault, came, about                    the fault has ended; whether it came about
     phase     phase                                 a phase begins
     played    phase, came, about                    the phase has ended; whether its moment came
     paused    who, until                            a worker process, or "*" the machine, stood still from `t` on
