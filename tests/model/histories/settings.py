@@ -19,7 +19,7 @@ PHASES: Final = ("lost-grant", "stopped-holder", "late-reply", "slow-renewals") 
 LINED_PHASES: Final = ("late-reply", "slow-renewals")  # they need proxies between the workers and the servers
 # Seconds: the longest ttl, one of which a history has. Where a failover takes seconds, a lease that is lost by it must
 # last longer, if the history has the phase for that.
-MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.5, 2.0, 3.0)}
+MAX_TTLS: Final = {"single": (1.0, 1.5, 2.0), "sentinel": (1.5, 2.0), "cluster": (1.5, 2.0), "quorum": (1.0, 1.5, 2.0)}
 OUTLASTS_FAILOVER: Final = {"sentinel": 9.0, "cluster": 7.0}
 MIXED: Final = 0.25  # of the histories have processes of an older version
 UNEQUAL: Final = 0.25  # of the histories of quorums have two longest ttls
@@ -75,8 +75,8 @@ class Settings:
         if shorter is None:
             is_unequal = self.topology == "quorum" and random.random() < UNEQUAL
             shorter = min(max_ttl, max(SHORTER, max_ttl / 2)) if is_unequal else 0.0
-        if self.phases is None and self.topology == "quorum" and random.random() < UNDISTURBED:
-            phases = ()
+        if self.phases is None and self.topology == "quorum":
+            phases = () if random.random() < UNDISTURBED else tuple(dict.fromkeys(("lost-grant", *chosen)))
         return self.but(phases=phases, max_ttl=max_ttl, shorter=shorter, older=older)
 
     def of(self, process: str) -> Settings:
