@@ -7,7 +7,7 @@ interlock renews, as it always does:
 - redis-py's Lock, threads and asyncio: `sleep=0.1`, the default, and `sleep=0.001` where locks are contended.
 - python-redis-lock: `expire=30`; it waits by BLPOP.
 - redis-fifo-lock (asyncio): `FifoLock(...).hold`, its queue with a lease.
-- pottery's Redlock over one server.
+- pottery's Redlock over one server, or over the servers of a quorum.
 - aioredlock (asyncio), over its own client aioredis 1.3; with a lock_timeout, so without its watchdog. It gives up
   after 3 tries by default, so `retry_count` is high here.
 
@@ -34,10 +34,12 @@ from goals import (
     EAGER_ASYNCIO,
     FAIR,
     FIFO,
+    ONE_SERVER,
     OURS,
     POTTERY,
     REDIS_ASYNCIO,
     REDIS_PY,
+    THREE,
     UNCONFIRMED,
 )
 
@@ -71,42 +73,50 @@ def _options(contender: str) -> dict[str, Any]:
 
 
 class Clients:
-    """The clients of one process, made when they are asked for. Ended by `close()`."""
+    """The clients of one process, made when they are asked for. Ended by `close()`.
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    With several servers, they are a quorum: pottery and `THREE` use all of them, all others the first.
+    """
+
+    def __init__(self, *paths: str) -> None:
+        self.paths = paths
+        self.path = paths[0]
         self._ours: interlock.Interlock | None = None
-        self._peer: redis.Redis | None = None
+        self._quorum: interlock.Interlock | None = None
+        self._peers: list[redis.Redis] = []
 
     def lock(self, contender: str, name: str) -> AbstractContextManager[Any]:
         """A lock for one thread, which that thread can enter again and again."""
-        if contender in {OURS, FAIR, UNCONFIRMED}:
+        if contender in {OURS, FAIR, UNCONFIRMED, ONE_SERVER}:
             self._ours = self._ours or interlock.Interlock(f"unix://{self.path}")
             return self._ours.lock(name, ttl=TTL, **_options(contender))
-        self._peer = self._peer or redis.Redis(unix_socket_path=self.path)
-        return _PEERS[contender](self._peer, name)
+        if contender == THREE:
+            self._quorum = self._quorum or interlock.Interlock.quorum([f"unix://{path}" for path in self.paths])
+            return self._quorum.lock(name, ttl=TTL)
+        self._peers = self._peers or [redis.Redis(unix_socket_path=path) for path in self.paths]
+        return _PEERS[contender](self._peers, name)
 
     def close(self) -> None:
-        for client in (self._ours, self._peer):
+        for client in (self._ours, self._quorum, *self._peers):
             if client is not None:
                 client.close()
 
 
-def _blpop(client: redis.Redis, name: str) -> Any:
+def _blpop(clients: list[redis.Redis], name: str) -> Any:
     import redis_lock
 
-    return redis_lock.Lock(client, name, expire=int(TTL))
+    return redis_lock.Lock(clients[0], name, expire=int(TTL))
 
 
-def _pottery(client: redis.Redis, name: str) -> Any:
+def _pottery(clients: list[redis.Redis], name: str) -> Any:
     from pottery import Redlock
 
-    return Redlock(key=name, masters={client}, auto_release_time=TTL)
+    return Redlock(key=name, masters={*clients}, auto_release_time=TTL)
 
 
-_PEERS: dict[str, Callable[[redis.Redis, str], Any]] = {
-    REDIS_PY: lambda client, name: client.lock(name, timeout=TTL),
-    EAGER: lambda client, name: client.lock(name, timeout=TTL, sleep=0.001),
+_PEERS: dict[str, Callable[[list[redis.Redis], str], Any]] = {
+    REDIS_PY: lambda clients, name: clients[0].lock(name, timeout=TTL),
+    EAGER: lambda clients, name: clients[0].lock(name, timeout=TTL, sleep=0.001),
     BLPOP: _blpop,
     POTTERY: _pottery,
 }

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from goals import OURS
+from goals import OURS, THREE
 from interlock import Interlock
-from interlock.primitives.codes import GRANTED, QUEUED
+from interlock.primitives.codes import GRANTED
 from measure import now
 
 if TYPE_CHECKING:
@@ -48,34 +49,88 @@ class Bare:
         """Send one command, and wait for its reply."""
         return self.ask(packed(words))
 
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
     def close(self) -> None:
         self.socket.close()
 
 
-class BareWaiter:
-    """The floor of a handover: it acquires and releases over one bare connection, and hears the push over another."""
+class Majority:
+    """Bare connections to all servers of a quorum. A call is over once a majority has answered."""
 
-    def __init__(self, path: str, acquire: Sequence[str], release: Sequence[str], me: str) -> None:
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._wires = [Bare(path) for path in paths]
+        self._majority = len(paths) // 2 + 1
+        self._owed = [0 for _ in paths]  # replies, by server
+        self._by_fileno = {wire.socket.fileno(): i for i, wire in enumerate(self._wires)}
+        self._poll = select.poll()
+        for fileno in self._by_fileno:
+            self._poll.register(fileno, select.POLLIN)
+
+    def ask(self, messages: Sequence[bytes], number: int = 1) -> list[Any]:
+        """Send each server its message, of so many commands. The last replies of the servers that have answered all."""
+        last: list[Any] = [None for _ in self._wires]
+        for i, (wire, message) in enumerate(zip(self._wires, messages, strict=True)):
+            wire.socket.sendall(message)
+            self._owed[i] += number
+        while sum(not owed for owed in self._owed) < self._majority:
+            for fileno, _ in self._poll.poll():
+                i = self._by_fileno[fileno]
+                reader = self._wires[i].reader
+                reader.feed(self._wires[i].socket.recv(65536))
+                while (reply := reader.gets()) is not False:
+                    assert not isinstance(reply, Exception), reply
+                    self._owed[i] -= 1
+                    last[i] = reply
+        return [reply for reply, owed in zip(last, self._owed, strict=True) if not owed]
+
+    def close(self) -> None:
+        for wire in self._wires:
+            wire.close()
+
+
+class BareWaiter:
+    """The floor of a handover: it acquires and releases over bare connections, and hears the push over others.
+
+    `messages`: what an acquire and a release send to each of the servers, of which a majority must grant.
+    """
+
+    def __init__(self, paths: Sequence[str], messages: Sequence[tuple[Sequence[str], Sequence[str]]], me: str) -> None:
         token, channel = f"floor/{me}", f"floor:{me}"
-        verb = 3 + int(acquire[2])  # then: token, ttl, handover ttl, subscribed, channel, max waiters, and the rest
-        before, after = acquire[verb + 2 : verb + 4], acquire[verb + 7 :]
-        self.acquire = packed([*acquire[: verb + 1], token, *before, "1", channel, "inf", *after])
-        self.release = packed([*release[: verb + 1], token, *release[verb + 2 :]])
-        self.granted = f"granted {token}".encode()
-        self.requests, self.pushes = Bare(path), Bare(path)
-        self.pushes.call("SUBSCRIBE", channel)
+        self.acquires, self.releases = [], []
+        for acquire, release in messages:
+            verb = 3 + int(acquire[2])  # then: token, ttl, handover ttl, subscribed, channel, max waiters, and the rest
+            before, after = acquire[verb + 2 : verb + 4], acquire[verb + 7 :]
+            self.acquires.append(packed([*acquire[: verb + 1], token, *before, "1", channel, "inf", *after]))
+            self.releases.append(packed([*release[: verb + 1], token, *release[verb + 2 :]]))
+        self.majority = len(paths) // 2 + 1
+        self.requests = Majority(paths)
+        self.pushes = [Bare(path) for path in paths]
+        for each in self.pushes:
+            each.call("SUBSCRIBE", channel)
 
     def __enter__(self) -> None:
-        while (code := self.requests.ask(self.acquire)[0]) != GRANTED:
-            assert code == QUEUED, code
-            assert self.pushes.receive()[2].startswith(self.granted)
+        self._hear(0)  # what came late of the handover before
+        while sum(reply[0] == GRANTED for reply in self.requests.ask(self.acquires)) < self.majority:
+            heard: set[Bare] = set()
+            while len(heard) < self.majority:
+                heard |= self._hear(None)
+
+    def _hear(self, timeout: float | None) -> set[Bare]:
+        """Read the pushes that are there, or wait for one. The connections over which pushes came."""
+        ready, _, _ = select.select(self.pushes, [], [], timeout)
+        for each in ready:
+            assert b"granted" in each.socket.recv(65536)
+        return {*ready}
 
     def __exit__(self, *_: object) -> None:
-        assert self.requests.ask(self.release)[0] == 1  # it was ours
+        assert all(was_ours for was_ours, _ in self.requests.ask(self.releases))
 
     def close(self) -> None:
         self.requests.close()
-        self.pushes.close()
+        for each in self.pushes:
+            each.close()
 
 
 class Tapped:
@@ -147,6 +202,26 @@ def floor_messages(path: str, make: Callable[[Interlock], Any] | None = None) ->
 
         tapped = Tapped(path, body)
     return tapped.messages("acquire")[-1], tapped.messages("release")[-1]
+
+
+def quorum_messages(paths: Sequence[str]) -> list[tuple[list[str], list[str]]]:
+    """What one acquire and one release send to each server of a quorum."""
+    from contenders import Clients
+
+    tapped: list[Tapped] = []
+
+    def tap(left: Sequence[str]) -> None:
+        if left:
+            tapped.append(Tapped(left[-1], lambda: tap(left[:-1])))
+            return
+        clients = Clients(*paths)
+        for _ in range(3):  # the first has to teach the servers the script; the last reads late replies of the others
+            with clients.lock(THREE, "floor"):
+                pass
+        clients.close()
+
+    tap(paths)
+    return [(each.messages("acquire")[-1], each.messages("release")[-1]) for each in tapped]
 
 
 def floor_pairs(path: str, count: int) -> list[Pair]:

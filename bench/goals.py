@@ -17,6 +17,7 @@ STEADY = "the fastest peer that starves nobody"
 BEFORE, SMALLEST = "before", "the smallest script"
 BARE = "a bare round trip"
 FEW, ONE_SERVER = "10 of them", "one server"
+THREE = "quorum of 3"
 UNREGISTERED = "registry=False"
 
 

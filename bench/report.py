@@ -24,6 +24,7 @@ SHARED = {  # the section of a row that has none of its own
     **dict.fromkeys(("crowds", "holders", "arrivals"), "crowds-holders-arrivals"),
     **dict.fromkeys(("registry", "observers"), "registry-observers"),
     **dict.fromkeys(("contended-tasks", "semaphore", "primitives", "primitive-tasks", "shards", "failover"), ALL_GOALS),
+    **dict.fromkeys(("quorum", "quorum-contended", "quorum-handover"), "quorum"),
 }
 
 

@@ -39,9 +39,9 @@ SLOT = 8  # bytes of a number on the board
 class Worker:
     """A process that takes orders. Ended, by its id, at the end of its `with`."""
 
-    def __init__(self, path: str, *, inherits: tuple[int, ...] = ()) -> None:
+    def __init__(self, *paths: str, inherits: tuple[int, ...] = ()) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__, path],
+            [sys.executable, __file__, *paths],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=inherits,
         )  # fmt: skip
 
@@ -80,7 +80,14 @@ class Worker:
 
 
 def handover(
-    clients: Clients, contender: str, name: str, count: int, hold: float, first: bool, fd: int, floor: list[list[str]]
+    clients: Clients,
+    contender: str,
+    name: str,
+    count: int,
+    hold: float,
+    first: bool,
+    fd: int,
+    floor: list[tuple[list[str], list[str]]],
 ) -> list[list[float]]:
     """Take turns with the process at the other end of `fd`: when it was got, and when it was given back.
 
@@ -88,7 +95,7 @@ def handover(
     in which the other, who heard that, begins to wait. So each release finds exactly one waiter.
     """
     if contender == FLOOR:
-        lock: Any = BareWaiter(clients.path, *floor, str(os.getpid()))
+        lock: Any = BareWaiter(clients.paths, floor, str(os.getpid()))
     else:
         lock = clients.lock(contender, name)
     got, left = [], []
@@ -411,7 +418,7 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 
 def main() -> None:
-    clients = Clients(sys.argv[1])
+    clients = Clients(*sys.argv[1:])
     for line in sys.stdin:
         order = json.loads(line)
         print(json.dumps(JOBS[order.pop("job")](clients, **order)), flush=True)

@@ -75,5 +75,11 @@ ROWS: dict[str, Row] = {
     "cluster": Row("uncontended and tasks on a cluster of 3 shards", engines.cluster, usual=False),
     "shards": Row("100 tasks on locks of one, two and three shards", engines.scaling, usual=False),
     "quorum": Row("uncontended and tasks on quorums of 3 and 5", engines.quorums, usual=False),
+    "quorum-contended": Row(
+        "contended on a quorum of 3, against one of its servers", contended.quorum_contended, usual=False
+    ),
+    "quorum-handover": Row(
+        "handover on a quorum of 3, against one of its servers", contended.quorum_handover, usual=False
+    ),
     "failover": Row("the primary of a Sentinel group is killed: until the next grant", engines.failover, usual=False),
 }

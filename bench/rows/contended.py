@@ -1,4 +1,7 @@
-"""Many processes on one lock: contended and fair (threads, measured together), contended-tasks, handover."""
+"""Many processes on one lock: contended and fair (threads, measured together), contended-tasks, handover.
+
+Two of the rows are there on a quorum, too, against one of its servers. All three servers share the machine's cores.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contenders import CONTENDED_ASYNC_PEERS, CONTENDED_PEERS, present
-from floor import Tapped, floor_messages
-from goals import FAIR, FLOOR, OURS, POTTERY, REDIS_PY
+from floor import Tapped, floor_messages, quorum_messages
+from goals import FAIR, FLOOR, ONE_SERVER, OURS, POTTERY, REDIS_PY, THREE
+from harness.topology import Independents
 from measure import Bench, Check, Outcome, now, percentile, shown
 from worker import SLOT, Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 PROCESSES, CROWD = 4, 8
 STARVED = 0.1  # of an equal share of the sections: a thread that gets less is starved
@@ -77,7 +81,7 @@ class Contention:
         outcome = Outcome(
             row, what, "sections/s", ours, samples, broken=self.overlaps[ours] > 0, starving=starving,
             latencies={name: self.waits[name] for name in samples}, latency="a wait", latency_unit="ms",
-            not_peers=(OURS, FAIR),
+            not_peers=(OURS, FAIR, ONE_SERVER),
             remarks={
                 name: f"starves: the thread or task that it serves least gets {share:.0%} of an equal share"
                 for name, share in starving.items()
@@ -128,9 +132,26 @@ def contended_tasks(bench: Bench) -> Iterator[Outcome]:
     )
 
 
-def _contention(stack: ExitStack, bench: Bench, job: str) -> Contention:
+def quorum_contended(bench: Bench) -> Iterator[Outcome]:
+    """Threads, with one server and with a quorum: where each section is a handover, since a quorum has no cohorts."""
+    names = (THREE, ONE_SERVER, *present(POTTERY))
+    with ExitStack() as stack:
+        paths = _quorum(stack)
+        contention = _contention(stack, bench, "contend", paths)
+        slices = {name: contention.slice_of(name, bench.size(1.0, 0.1)) for name in names}
+        samples = bench.interleave("quorum-contended", 7, slices, contention.waits)
+    what = f"quorum of 3: {PROCESSES} processes x {CROWD} threads on one lock"
+    yield contention.outcome("quorum-contended", what, THREE, samples)
+
+
+def _quorum(stack: ExitStack) -> list[str]:
+    """The sockets of three servers that know nothing of each other, as long as the stack is open."""
+    return [str(node.socket) for node in stack.enter_context(Independents(number=3)).nodes]
+
+
+def _contention(stack: ExitStack, bench: Bench, job: str, paths: Sequence[str] = ()) -> Contention:
     home = stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-bench-"))
-    workers = [stack.enter_context(Worker(bench.path)) for _ in range(PROCESSES)]
+    workers = [stack.enter_context(Worker(*(paths or [bench.path]))) for _ in range(PROCESSES)]
     for worker in workers:
         worker.tell("ready")
     for worker in workers:
@@ -156,21 +177,47 @@ def _overtaken(path: str, contend: Callable[[], list[dict[str, Any]]]) -> tuple[
 def handover(bench: Bench) -> Iterator[Outcome]:
     """From one process to another."""
     names = (FLOOR, OURS, *present(*CONTENDED_PEERS))
+    passed, samples = _hand_over(bench, "handover", [bench.path], names, [floor_messages(bench.path)])
+    yield Outcome(
+        "handover", "handover between 2 processes: p50 from release to acquired", "µs", OURS, samples,
+        latencies=passed, latency="a handover", latency_unit="µs", less_is_better=True,
+        note="Exactly one process waits for the holder, which releases after 2 ms. The floor: release, push, "
+        "confirming acquire, over bare connections.",
+    )  # fmt: skip
+
+
+def quorum_handover(bench: Bench) -> Iterator[Outcome]:
+    """The same on a quorum."""
+    names = (FLOOR, THREE, ONE_SERVER, *present(POTTERY))
+    with ExitStack() as stack:
+        paths = _quorum(stack)
+        passed, samples = _hand_over(bench, "quorum-handover", paths, names, quorum_messages(paths))
+    yield Outcome(
+        "quorum-handover", "quorum of 3: handover between 2 processes: p50 from release to acquired", "µs", THREE,
+        samples, latencies=passed, latency="a handover", latency_unit="µs", less_is_better=True,
+        note="As in handover. The floor: release to all, pushes of a majority, confirming acquire to all, over bare "
+        "connections.",
+    )  # fmt: skip
+
+
+def _hand_over(
+    bench: Bench, row: str, paths: Sequence[str], names: Sequence[str], floor: Sequence[object]
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """The µs of each handover, and the median of each slice, by contender."""
     passed: dict[str, list[float]] = {name: [] for name in names}
     with ExitStack() as stack:
         ends = socket.socketpair()
         fds = [end.fileno() for end in ends]
-        workers = [stack.enter_context(Worker(bench.path, inherits=(fd,))) for fd in fds]
+        workers = [stack.enter_context(Worker(*paths, inherits=(fd,))) for fd in fds]
         for end in ends:
             end.close()
-        floor = floor_messages(bench.path)
 
         def of(contender: str) -> Callable[[], float]:
             def slice_() -> float:
                 count = HANDOVERS.get(contender, 40)
                 for i, worker in enumerate(workers):
                     worker.tell(
-                        "handover", contender=contender, name=f"handover {contender}", floor=floor,
+                        "handover", contender=contender, name=f"{row} {contender}", floor=floor,
                         count=min(count, int(bench.size(count, 3))), hold=HOLD, first=i == 0, fd=fds[i],
                     )  # fmt: skip
                 (got, left), (others_got, others_left) = (worker.answer() for worker in workers)
@@ -182,10 +229,4 @@ def handover(bench: Bench) -> Iterator[Outcome]:
 
             return slice_
 
-        samples = bench.interleave("handover", 15, {name: of(name) for name in names}, passed)
-    yield Outcome(
-        "handover", "handover between 2 processes: p50 from release to acquired", "µs", OURS, samples,
-        latencies=passed, latency="a handover", latency_unit="µs", less_is_better=True,
-        note="Exactly one process waits for the holder, which releases after 2 ms. The floor: release, push, "
-        "confirming acquire, over bare connections.",
-    )  # fmt: skip
+        return passed, bench.interleave(row, 15, {name: of(name) for name in names}, passed)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import time
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -16,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
-from floor import Bare, Tapped
+from floor import Majority, Tapped
 from goals import ONE_SERVER as ONE
-from goals import POTTERY
+from goals import POTTERY, THREE
 from harness.topology import Cluster, Independents, Sentinels
 from interlock import Interlock
 from interlock._servers.slots import slot_of
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from floor import Pair
 
 TASKS = 100
-CLUSTER, THREE, FIVE = "cluster of 3 shards", "quorum of 3", "quorum of 5"
+CLUSTER, FIVE = "cluster of 3 shards", "quorum of 5"
 FLOORS = {"floor of one": 1, "floor of 3": 3, "floor of 5": 5}
 
 
@@ -181,25 +180,12 @@ def _record_pairs(paths: list[Path], tasks: int) -> list[list[Pair]]:
 def _floor(paths: list[Path], tasks: int) -> Callable[[int], None]:
     """The messages of a pair, or of many at once, to servers of which a majority must answer."""
     tapped = _record_pairs(paths, tasks)
-    wires, majority = [Bare(str(path)) for path in paths], len(paths) // 2 + 1
-    halves = [[b"".join(pair[half] for pair in of) for half in (0, 1)] for of in tapped]
-    owed = {wire.socket.fileno(): [wire, 0] for wire in wires}
-    poll = select.poll()
-    for fileno in owed:
-        poll.register(fileno, select.POLLIN)
+    servers = Majority([str(path) for path in paths])
+    halves = [[b"".join(pair[half] for pair in of) for of in tapped] for half in (0, 1)]
 
     def loop(count: int) -> None:
         for turn in range(max(1, count // tasks) * 2):
-            for wire, half in zip(wires, halves, strict=True):
-                wire.socket.sendall(half[turn % 2])
-                owed[wire.socket.fileno()][1] += tasks
-            while sum(not number for _, number in owed.values()) < majority:
-                for fileno, _ in poll.poll():
-                    wire, _ = owed[fileno]
-                    wire.reader.feed(wire.socket.recv(65536))
-                    while (reply := wire.reader.gets()) is not False:
-                        assert not isinstance(reply, Exception), reply
-                        owed[fileno][1] -= 1
+            servers.ask(halves[turn % 2], tasks)
 
     return loop
 

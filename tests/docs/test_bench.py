@@ -64,6 +64,7 @@ def measured(*rows, timeout=90):
 def test_rows_run(bench):
     """Threads, asyncio, processes of their own, the slow link, messages sent again: a row of each sort."""
     wanted = ["uncontended", "tasks", "handover", "slow-link", "server-time", "server-handover", "registry"]
+    wanted += ["quorum-contended", "quorum-handover"]
     wanted += ["observers"] if find_spec("opentelemetry.sdk") else []
     outcomes = measured(*wanted)
     assert {outcome["row"] for outcome in outcomes} == {*wanted}
