@@ -57,7 +57,13 @@ class SimServer(SingleServer):
         self.on_call([(script, keys, args)])
         return await super().call(self.network.script(script), keys, args, until, slot)
 
-    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        until: float,
+        slots: Sequence[int] = (),
+        packed: Sequence[bytes] = (),  # noqa: ARG002
+    ) -> SentBatch:
         """See Server. Sends the scripts with a planted bug, if there is one."""
         self.on_call(messages)
         planted = [(self.network.script(script), keys, args) for script, keys, args in messages]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from interlock._transports.resp import evalsha, pack
+from interlock._transports.resp import evalsha, pack, stamped, unstamped
 from interlock.primitives.lock import lock_resource
 from interlock.primitives.messages import encode_acquire, encode_release
 from interlock.primitives.multi import multi_resource
@@ -28,9 +28,10 @@ CALLS = [
 CALLS += [(multi_resource([LOCK, OTHER]), ("acquire", f'["{token}"]', "2")) for token in ("x", "y")]
 
 
-@pytest.mark.parametrize("stamp", ["", "0123:01 60000 0 -"])
+@pytest.mark.parametrize("stamp", ["", "0123:01 60000 0 -", "ä+ 30000"])
 def test_each_message_has_its_own_words(stamp):
     for _ in range(2):
         for resource, args in CALLS:
             whole = ("EVALSHA", resource.script.sha, str(len(resource.keys)), *resource.keys, *args, stamp)
             assert evalsha(resource.script, resource.keys, args, stamp) == pack(whole)
+            assert stamped(unstamped(resource.script, resource.keys, args), stamp) == pack(whole)

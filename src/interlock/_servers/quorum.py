@@ -276,7 +276,7 @@ class QuorumServer:
         for node, (state,) in replies.items():
             own = None if isinstance(state, Exception) else request.call.for_server(state)
             if own is not None:
-                (reply,) = await node.server.call_many([request._replace(call=own).message], self.now() + VOTE_TIMEOUT)
+                (reply,) = await node.server.call_many([request.instead(own).message], self.now() + VOTE_TIMEOUT)
                 if not isinstance(reply, Exception):
                     done |= request.parse_reply(reply).done
         return DoneReply(done)
@@ -593,9 +593,12 @@ class Round:
                 await self._send(node, [node.personalize(request) for request in self.requests])
             elif node.tokens:
                 node.record_undelivered(self.requests, self.started, node.tokens)
+        for request in self.requests:
+            request.drop_copies()
 
     async def _send(self, node: Node, own: list[Request]) -> None:
-        sent = await node.server.send_batch([request.message for request in own], self.end)
+        packed = [request.packed for request in own]
+        sent = await node.server.send_batch([request.message for request in own], self.end, packed=packed)
         self.awaited.append((node, own, sent))
 
     async def collect(self) -> None:

@@ -80,8 +80,7 @@ class Node:
             if self.tokens.pop(call.token, False):
                 return _with_tombstone(request)
         if isinstance(call, AcquireCall | HeartbeatCall):
-            subscribed, channel = self.server.subscription_of(request.keys[0])
-            return request._replace(call=call._replace(subscribed=subscribed, channel=channel))
+            return request.with_subscription(*self.server.subscription_of(request.keys[0]))
         return request
 
     def note_replies(self, requests: Sequence[Request], replies: Sequence[Any]) -> float:
@@ -134,7 +133,7 @@ class Node:
 
 
 def _with_tombstone(request: Request) -> Request:
-    return request._replace(call=request.call._replace(tombstone_ms=TOMBSTONE_MS))
+    return request.instead(request.call._replace(tombstone_ms=TOMBSTONE_MS))
 
 
 def drop_oldest(remembered: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from interlock._transports.resp import unstamped
 from interlock.primitives import registry
 from interlock.primitives.audit import NoteCall, NotedCall, NotedReply, merge_note, merge_noted
 from interlock.primitives.codes import (
@@ -352,31 +353,58 @@ VERBS: Final[dict[str, Verb]] = {
 }
 
 
-class Request(NamedTuple):
-    """A message, parsed."""
+class Request:
+    """A message, parsed. It is parsed and packed once, although several servers get it."""
 
-    script: Script
-    keys: Sequence[str | bytes]
-    """With the key of the voter record behind them, if the script includes message.lua."""
-    call: Any
-    """One of the types that `VERBS` names."""
-    verb: Verb
+    __slots__ = ("_packed", "_subscribed", "call", "message", "verb")
+
+    def __init__(self, message: Message, verb: Verb, call: Any) -> None:
+        self.message = message  # its KEYS end with that of the voter record, if the script includes message.lua
+        self.verb = verb
+        self.call = call  # one of the types that `VERBS` names
+        self._packed = b""
+        self._subscribed: Request | None = None  # the same request with another subscription
 
     @classmethod
     def parse(cls, message: Message, voter_key: str) -> Request:
         """The request that this message of the client carries."""
         script, keys, args = message
-        verb = VERBS[str(next(iter(args)))]
-        return cls(script, (*keys, voter_key) if verb.has_voter_key else keys, verb.parse_call(args), verb)
+        verb = VERBS[args[0]]  # type: ignore[index]  # a verb is a str
+        return cls((script, (*keys, voter_key), args) if verb.has_voter_key else message, verb, verb.parse_call(args))
 
     def instead(self, call: Call) -> Request:
-        """The request with this call in place of its own. Both are for lock.lua."""
-        return self._replace(call=call, verb=VERBS[str(call.encode()[0])])
+        """The request with this call in place of its own. Both are for lock.lua, or neither is."""
+        args = call.encode()
+        return Request((self.script, self.keys, args), VERBS[args[0]], call)  # type: ignore[index]
+
+    def with_subscription(self, subscribed: str, channel: str) -> Request:
+        """The request with this subscription: the same object for all servers that have it."""
+        for known in (self, self._subscribed):
+            if known is not None and known.call.subscribed == subscribed and known.call.channel == channel:
+                return known
+        self._subscribed = self.instead(self.call._replace(subscribed=subscribed, channel=channel))
+        return self._subscribed
+
+    def drop_copies(self) -> None:
+        """Keep no copy for servers: a lease keeps the request of its acquire (see `regrants`)."""
+        self._packed, self._subscribed = b"", None
 
     @property
-    def message(self) -> Message:
-        """The message that carries this request."""
-        return self.script, self.keys, self.call.encode()
+    def script(self) -> Script:
+        """The script that runs it."""
+        return self.message[0]
+
+    @property
+    def keys(self) -> Sequence[str | bytes]:
+        """Its KEYS."""
+        return self.message[1]
+
+    @property
+    def packed(self) -> bytes:
+        """The message as a command that lacks the stamp."""
+        if not self._packed:
+            self._packed = unstamped(*self.message)
+        return self._packed
 
     def parse_reply(self, reply: Any) -> Any:
         """The parsed reply of a server. An error is returned unchanged."""

@@ -35,6 +35,7 @@ from interlock._transports.resp import (
     is_noscript,
     is_readonly,
     pack,
+    stamped,
 )
 from interlock.primitives.messages import lengthens_lease
 
@@ -201,16 +202,24 @@ class SingleServer:
         """See Server."""
         return await self.read_batch(await self.send_batch(messages, until))
 
-    async def send_batch(self, messages: Sequence[Message], until: float, slots: Sequence[int] = ()) -> SentBatch:
-        """Send the messages without waiting for replies: the first half of `call_many`."""
+    async def send_batch(
+        self, messages: Sequence[Message], until: float, slots: Sequence[int] = (), packed: Sequence[bytes] = ()
+    ) -> SentBatch:
+        """Send the messages without waiting for replies: the first half of `call_many`.
+
+        `packed`: the messages as commands that lack the stamp, if the caller sends them to several servers.
+        """
         try:
             connection = self.pool.take() or await self.pool.checkout(until)
         except Exception as error:  # noqa: BLE001 (it stands in place of the replies)
             return _failed(messages, until, error)
         stamp = connection.stamp
         stamps = [stamp.text_for(slot) for slot in slots] if slots else [stamp.text] * len(messages)
-        encode, self.send_script_text = eval_text if self.send_script_text else evalsha, False
-        commands = [encode(*message, stamp) for message, stamp in zip(messages, stamps, strict=True)]
+        if packed and not self.send_script_text:
+            commands = [stamped(command, stamp.text) for command in packed]
+        else:
+            encode, self.send_script_text = eval_text if self.send_script_text else evalsha, False
+            commands = [encode(*message, stamp) for message, stamp in zip(messages, stamps, strict=True)]
         try:
             return SentBatch(messages, stamps, until, connection, connection.send(commands, until))
         except Disconnected as error:

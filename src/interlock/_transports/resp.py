@@ -48,6 +48,17 @@ def evalsha(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument
     return pack(("EVALSHA", script.sha, str(len(keys)), *keys, *args, stamp))
 
 
+def unstamped(script: Script, keys: Sequence[str | bytes], args: Sequence[Argument]) -> bytes:
+    """The command of a script call up to the stamp: what all servers of a quorum get."""
+    return evalsha(script, keys, args, "").removesuffix(b"$0\r\n\r\n")
+
+
+def stamped(command: bytes, stamp: str) -> Command:
+    """The whole command, for the server of this stamp."""
+    word = stamp.encode()
+    return b"%b$%d\r\n%b\r\n" % (command, len(word), word)
+
+
 @lru_cache(TEMPLATES)
 def _template(
     sha: str, keys: Sequence[str | bytes], verb: str, rest: Sequence[Argument], stamp: str
