@@ -41,6 +41,11 @@ class Keys(Protocol):
         ...
 
     @property
+    def info(self) -> Callable[[str], bytes]:
+        """Return the text of one section of INFO."""
+        ...
+
+    @property
     def subscribers(self) -> Callable[[bytes], int]:
         """Return the number of subscribers of a channel."""
         ...
@@ -264,6 +269,10 @@ def _pubsub(server: Keys, verb: bytes, channel: bytes) -> Any:
     return [channel, server.subscribers(channel)]
 
 
+def _info(server: Keys, section: bytes) -> Any:
+    return server.info(section.decode())
+
+
 def _command(_: Keys, verb: bytes, name: bytes, *args: bytes) -> Any:
     if verb.upper() != b"GETKEYS":
         raise ServerError("ERR unknown COMMAND subcommand")
@@ -277,7 +286,7 @@ COMMANDS: Final[dict[bytes, Callable[..., Any]]] = {
     b"ZADD": _zadd, b"ZREM": _zrem, b"ZSCORE": _zscore, b"ZCARD": _zcard, b"ZRANGE": _zrange,
     b"ZRANGEBYSCORE": _zrangebyscore, b"ZREMRANGEBYSCORE": _zremrangebyscore, b"HGET": _hget, b"HMGET": _hmget,
     b"HSET": _hset, b"HDEL": _hdel, b"HINCRBY": _hincrby, b"PUBLISH": _publish, b"PUBSUB": _pubsub,
-    b"COMMAND": _command, b"HGETALL": _hgetall, b"XADD": _xadd,
+    b"COMMAND": _command, b"HGETALL": _hgetall, b"XADD": _xadd, b"INFO": _info,
 }  # fmt: skip
 TAKE_MEMORY: Final = frozenset((b"SET", b"ZADD", b"HSET", b"HINCRBY", b"XADD"))
 """What a full server refuses, unless the script has written before."""

@@ -116,6 +116,7 @@ class Server:
         self.scripts = 0
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
         self.subscribers: Callable[[bytes], int] = lambda _channel: 0
+        self.info: Callable[[str], bytes] = lambda _section: b"role:master\r\nmaster_replid:%s\r\n" % (b"0" * 40)
         self.micros = CLOCK_START  # its clock at the last read_clock()
         self._written = False  # whether the running script has written
         self.now_ms = CLOCK_START // 1000  # the same in ms, by which keys end

@@ -34,6 +34,7 @@ KEYS = {
     "permits": (LOCK, RECORD, b"{k}:queue", b"{k}:waiters", b"{k}:gone", b"{k}:shares"),
 }
 VOTER = b"{}{voter}"
+REPLIDS = b"b" * 40, b"d" * 40  # of the same identities
 FIRST, LAST = "-- The plain cases", "-- The queue of waiters."
 IDENTITIES = "a" * 12 + ":" + "b" * 12, "c" * 12 + ":" + "d" * 12
 
@@ -63,6 +64,7 @@ class Pair:
         whole = load(script).source
         self.sources = [changed(counting(whole)), without_plain_cases(whole)]
         self.servers = [server.Server(lambda: self.clock) for _ in self.sources]
+        self.change_replid(REPLIDS[0])
         self.pushes = [[], []]
         self.unheard = set()
         self.plain = collections.Counter()
@@ -77,7 +79,7 @@ class Pair:
         for each in self.servers:
             each.copied = 0
         replies = [
-            each.eval(source, [*self.keys, *([VOTER] if stamp.endswith("+") else [])], list(args))
+            each.eval(source, [*self.keys, *([VOTER] if stamp[-1:] == "+" or stamp[25:26] == "+" else [])], list(args))
             for each, source in zip(self.servers, self.sources, strict=True)
         ]
         replies = [f"error {reply}" if isinstance(reply, ServerError) else reply for reply in replies]
@@ -97,6 +99,11 @@ class Pair:
 
     def told(self, both):
         return f"with plain cases {both[0]}\nwithout {both[1]}\nafter {self.log[-12:]}"
+
+    def change_replid(self, replid, role=b"master"):
+        text = b"# Replication\r\nrole:%s\r\nmaster_replid:%s\r\n" % (role, replid)
+        for each in self.servers:
+            each.info = lambda _section: text
 
     def change(self, key, value=None, ttl_ms=None):
         """Somebody else writes or deletes a key, in both servers."""
@@ -122,13 +129,15 @@ class Walk:
         self.asked = {}
         self.sent = []
         self.identity, self.since = IDENTITIES[0], 0
-        self.quorum = self.random.random() < 0.1 and script == "lock"
+        self.quorum = self.random.random() < 0.3 and script == "lock"
         self.none = self.random.random() < 0.2  # clients without a quarantine
         self.returned = not self.quorum and random.Random(seed).random() < 0.2  # it is the primary again
 
     def stamp(self):
-        if self.quorum:  # judged or not, lock.lua leaves the plain cases aside
-            return "+"
+        if self.quorum:
+            if self.none and self.random.random() < 0.8:
+                return "+"
+            return f"{self.identity}+ {self.random.choice((2000,) * 20 + (4000,))}"
         if self.none and self.random.random() < 0.8:
             return ""
         previous = self.random.choice(("-", "-", "-", "?", IDENTITIES[0]))
@@ -195,6 +204,10 @@ class Walk:
         chance, pair = self.random, self.pair
         for each in pair.servers:
             each.full, each.skew = False, 0.0
+        if self.quorum:
+            if b"role:slave" in pair.servers[0].info("replication"):
+                pair.change_replid(chance.choice(REPLIDS))
+            pair.clock += chance.choice((0.0, 5.0, 5.0))  # it no longer abstains
         pair.unheard = set()
         self.tokens = []
         if chance.random() < 0.7:
@@ -248,8 +261,14 @@ class Walk:
             for each in pair.servers:
                 each.skew = skew
         elif which == 5:
-            self.identity = chance.choice(IDENTITIES)
-            self.since = int(pair.clock * 1000)
+            if not self.quorum:
+                self.identity = chance.choice(IDENTITIES)
+                self.since = int(pair.clock * 1000)
+            elif chance.random() < 0.5:  # the client may learn that later, or never
+                pair.change_replid(chance.choice(REPLIDS), chance.choice((b"master",) * 4 + (b"slave",)))
+                self.identity = chance.choice(IDENTITIES)
+            elif record := pair.servers[0].data.get(VOTER):
+                pair.change(VOTER, chance.choice((None, b"2", record)), chance.choice((4_000_000_000, 6_000_000_000)))
         elif which == 6:
             pair.change(RECORD, b"2 lock 5 x", 5000)
         elif self.script == "lock" and (entries := pair.servers[0].data.get(pair.keys[3])):  # of an earlier version
@@ -278,19 +297,31 @@ def test_the_walks_meet_every_plain_case_often(script, number):
 @pytest.mark.parametrize(
     ("script", "old", "new"),
     [
-        ("lock", "if now_us > stored_fence then\n", "if true then\n"),
+        ("lock", "if fence > stored_fence and fence <= now_us then\n", "if fence <= now_us then\n"),
+        ("lock", "if fence > stored_fence and fence <= now_us then\n", "if fence > stored_fence then\n"),
         ("lock", "owner == '' and ", ""),
         ("lock", " and not call('ZSCORE', TOMBSTONES, token) then\n      local", " then\n      local"),
         ("lock", "tonumber(ttl) <= math.min(recorded_ttl, RECORD_TTL_MS / 2)", "true"),
         ("lock", "math.min(recorded_ttl, RECORD_TTL_MS / 2)", "RECORD_TTL_MS / 2"),
         ("lock", "if at_sign == '@' or ttl == '' then", "if ttl == '' then"),
-        ("lock", "elseif not call('ZSCORE', TOMBSTONES, 'ousted') then", "else"),
+        ("lock", "elseif not (has_queue_or_tombstones and call('ZSCORE', TOMBSTONES, 'ousted')) then", "else"),
         ("lock", "tonumber(alive_until) > now_us / 1000", "true"),
         ("lock", "or string.find(plain_record, ' ', holder_at + #token + 2, true) then", "then"),
         ("lock", "previous == '-' and 0 or nil", "0"),
         ("lock", "elseif pttl >= 0 and", "elseif"),
-        ("lock", "not IN_QUORUM and (verb", "(verb"),
-        ("lock", "if not HAS_RETURNED", "if true"),
+        ("lock", "is_plain = not HAS_RETURNED", "is_plain = true"),
+        ("lock", "if is_plain and MARK == PLUS and (", "if false and ("),
+        ("lock", "(verb == 'acquire' or has_queue_or_tombstones)", "verb == 'acquire'"),
+        ("lock", "string.find(info, 'role:master\\r', 1, true)", "true"),
+        ("lock", "string.find(info, '\\nmaster_replid:' .. replid .. '\\r', 1, true)", "true"),
+        ("lock", "tonumber(longest) >= tonumber(string.sub(STAMP, MARK_AT + 2))", "true"),
+        ("lock", "since + longest <= time[1] * 1000 + math.floor(time[2] / 1000)", "true"),
+        ("lock", "\n    and call('PTTL', VOTER) > MIN_VOTER_TTL_MS", ""),
+        ("lock", "if is_plain then IDENTITY = ", "if false then IDENTITY = "),
+        ("lock", "IN_QUORUM and stored_fence and stored_fence > 0 ", "false "),
+        ("lock", "stored_fence and stored_fence > 0 ", "stored_fence "),
+        ("lock", "(IN_QUORUM or IDENTITY == '-') and '-' or string", "'-' or string"),
+        ("lock", "== 1 and not call('ZSCORE', TOMBSTONES, token)", "== 1"),
         ("permits", "not HAS_RETURNED and", ""),
         ("permits", "  and call('EXISTS', QUEUE, TOMBSTONES) == 0 and", "  and"),
         ("permits", "if identity == IDENTITY and", "if"),

@@ -40,8 +40,10 @@ local IN_QUORUM, HAS_RETURNED = STAMP == '+' or MARK == PLUS, MARK == STAR
 local VOTER = IN_QUORUM and table.remove(KEYS)
 -- RECORD_TTL_MS: how long a record outlives its last lease. QUEUE_TTL_MS: how long the queue outlives its last
 -- heartbeat. LIVENESS_MS: how long a waiter counts as alive after a heartbeat. MAX_PER_CALL: how many holders, waiters
--- or parties one script call drops, grants to or wakes, so that no call blocks the server for long.
+-- or parties one script call drops, grants to or wakes, so that no call blocks the server for long. VOTER_TTL_MS: how
+-- long the voter record lives. A call that finds less than MIN_VOTER_TTL_MS left renews it.
 local RECORD_TTL_MS, QUEUE_TTL_MS, LIVENESS_MS, MAX_PER_CALL = 300000, 10000, 3000, 32
+local VOTER_TTL_MS, MIN_VOTER_TTL_MS = 90 * 86400000, 60 * 86400000
 local RECORD, QUEUE, WAITERS, TOMBSTONES = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 -- Stands in place of a pttl: the queue has more dead waiters than one script call drops, so the client must ask again
 -- at once.

@@ -21,7 +21,6 @@
 -- (e) The record stores when the abstention began, and never when it ends: a client with a longer max_ttl waits longer.
 --
 -- Such a server does not decide by decide_quarantine(), and its stamp has max_ttl in place of a history.
-local VOTER_TTL_MS, MIN_VOTER_TTL_MS = 90 * 86400000, 60 * 86400000
 
 -- How long this server abstains, ms: 0 if it counts; the evidence for a marker and for records; and the abstention: the
 -- words that tell it from each other one. judge_voter() sets them. `voter_error`: why the server can't judge.
