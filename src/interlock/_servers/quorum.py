@@ -7,7 +7,7 @@ servers, and gets a majority. The servers agree on a fence as PROTOCOL.md says: 
 highest one counts, and unless a majority proposed exactly that fence, a majority must store the fence.
 
 Rules.
-(a) As soon as a majority decides, the call returns. The client reads the stragglers later (`_collect_stragglers`).
+(a) As soon as a majority decides, the call returns. The client reads the stragglers later (`_read_late`).
 (b) A server that is silent for `VOTE_TIMEOUT` is absent: the client sends no message to the server until the server has
     answered a PING in the background.
 (c) A server that did not answer an acquire may still run it, so the release leaves a tombstone at that server. A
@@ -27,9 +27,7 @@ Rules.
 from __future__ import annotations
 
 import builtins
-import contextlib
 import random
-from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +37,7 @@ from interlock._protocol.timing import FOREVER, RETRY_FOR
 from interlock._servers.quorum_nodes import Node, drop_oldest
 from interlock._servers.quorum_votes import Request, Split, Unagreed
 from interlock._servers.regrants import Regrants
-from interlock._servers.single import SentBatch, connected_clients
+from interlock._servers.single import connected_clients
 from interlock.errors import ConfigError, LockError
 from interlock.primitives.kinds import rules_of
 from interlock.primitives.lock import FenceCall, FenceReply, VoterCall
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
     from interlock._protocol.resource import Argument, Script
     from interlock._protocol.runtime import Runtime
     from interlock._protocol.server import AckedReply, PushHandler, Reply
-    from interlock._servers.single import SingleServer
+    from interlock._servers.single import SentBatch, SingleServer
 
 VOTE_TIMEOUT: Final = 0.25  # seconds without an answer after which a server is absent; less for a short ttl:
 VOTE_TTL_SHARE: Final = 0.1  # the part of the ttl that a vote may take
@@ -92,9 +90,6 @@ _IS_NEW: Final = (
     "other data, and may have lost leases that are alive. If the quorum is new, `interlock quorum new` with these URLs "
     "ends the wait"
 )
-
-# A server, the handle of an unanswered batch that was sent there, and the requests in the batch.
-Straggler = tuple[Node, SentBatch, "Sequence[Request]"]
 
 
 def is_stale(error: object) -> bool:
@@ -154,7 +149,6 @@ class QuorumServer:
         self._start()
 
     def _start(self) -> None:
-        self._stragglers: deque[Straggler] = deque()  # batches that a server has not answered yet
         self._yielded: dict[str, int] = {}  # the tokens that yielded in a split vote, and how often
         self._regrants = Regrants(self.now)
         self._has_tried_all = False  # whether this client has tried to connect to every server
@@ -314,8 +308,9 @@ class QuorumServer:
         """Send these requests to all servers that are up, and wait until each request has its outcome."""
         if not self._all_up:
             await self._ready(until)
-        if self._stragglers:
-            await self._collect_stragglers()
+        now = self.now()
+        if late := [(node, *each) for node in self.nodes if node.stragglers for each in node.take_arrived(now)]:
+            await self._read_late(late, now)
         for request in requests:
             if isinstance(request.call, ReleaseCall):
                 self._regrants.forget(request.call.token)
@@ -326,7 +321,8 @@ class QuorumServer:
             while not round_.decide():
                 await round_.collect()
         finally:
-            self._stragglers += [(node, sent, own) for node, own, sent in round_.awaited]
+            for node, own, sent in round_.awaited:
+                node.stragglers.append((sent, own))
         if isinstance(requests[0].call, RenewCall):
             await self._regrant(round_)
         return round_
@@ -335,7 +331,7 @@ class QuorumServer:
         """Ask servers that have lost leases for re-grants: rule (g). Nobody waits for the replies."""
         for node, regrants in self._regrants.due(round_.requests, round_.outcomes, round_.started, self.nodes):
             sent = await node.server.send_batch([each.message for each in regrants], self.now() + VOTE_TIMEOUT)
-            self._stragglers.append((node, sent, regrants))
+            node.stragglers.append((sent, regrants))
 
     def order(self) -> list[Node]:
         """All servers; those with an open connection first."""
@@ -367,21 +363,15 @@ class QuorumServer:
                 self.mark_absent(node, str(error))
         return replies
 
-    async def _collect_stragglers(self, timeout: float = 0.0) -> None:
-        """Read the stragglers that have arrived. That frees their connections, and may end the doubt about tokens."""
-        late: list[Straggler] = []
-        while self._stragglers:
-            try:
-                late.append(self._stragglers.popleft())
-            except IndexError:  # another thread took the last one
-                break
+    async def _read_late(self, late: Sequence[tuple[Node, SentBatch, Sequence[Request]]], until: float) -> None:
+        """Read those of these stragglers that arrive by then. That frees connections, and ends doubt about tokens."""
         now = self.now()
-        complete = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), now + timeout)
+        complete = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), until)
         for i, (node, sent, requests) in enumerate(late):
             if i in complete or sent.until < now:
                 await self.read(node, sent, requests, late=True)
             else:
-                self._stragglers.append((node, sent, requests))
+                node.stragglers.append((sent, requests))
 
     # The servers that are up
 
@@ -474,7 +464,7 @@ class QuorumServer:
         if self._judges and run_id != node.judged_run_id:
             node.judged_run_id = run_id
             sent = await node.server.send_batch([self._judging.message], self.now() + VOTE_TIMEOUT)
-            self._stragglers.append((node, sent, [self._judging]))
+            node.stragglers.append((sent, [self._judging]))
 
     def _log_abstentions(self, nodes: Sequence[Node]) -> None:
         """Log for how long these servers abstain, if any does."""
@@ -550,22 +540,21 @@ class QuorumServer:
         """See Server."""
         self._closed = True
         self._wakeup.set()
-        await self._collect_stragglers(VOTE_TIMEOUT)  # give the last releases time to reach the servers
+        late = [(node, *each) for node in self.nodes for each in node.take_stragglers()]
+        await self._read_late(late, self.now() + VOTE_TIMEOUT)  # give the last releases time to reach the servers
         self._discard_stragglers()
         for node in self.nodes:
             await node.server.close()
 
     def _discard_stragglers(self) -> None:
-        with contextlib.suppress(IndexError):
-            while True:
-                node, sent, _ = self._stragglers.popleft()
+        for node in self.nodes:
+            for sent, _ in node.take_stragglers():
                 node.server.discard_batch(sent)
 
     def reset_after_fork(self) -> None:
         """See Server."""
-        self._stragglers.clear()  # each server drops its connections
         for node in self.nodes:
-            node.server.reset_after_fork()
+            node.server.reset_after_fork()  # drops the connections of the stragglers
         self.nodes = [Node(node.server) for node in self.nodes]
         self._start()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
 from interlock._protocol.server import Disconnected, Message
@@ -22,11 +23,14 @@ from interlock.primitives.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from interlock._servers.quorum_votes import Request
-    from interlock._servers.single import SingleServer
+    from interlock._servers.single import SentBatch, SingleServer
     from interlock.errors import ConfigError
+
+# The handle of a batch that the server has not answered in the time of its round, and the requests in the batch.
+Straggler = tuple["SentBatch", "Sequence[Request]"]
 
 MAX_REMEMBERED: Final = 100_000  # tokens that a client remembers for each server
 TOMBSTONE_MS: Final = str(int(TOMBSTONE_TTL * 1000))
@@ -47,6 +51,7 @@ class Node:
         "longest_ttl",
         "pending_releases",
         "server",
+        "stragglers",
         "tokens",
     )
 
@@ -63,6 +68,7 @@ class Node:
         self.tokens: dict[str, bool] = {}  # tokens that requested a lease, and whether the reply is still outstanding
         # By token: the abstention in which this server said that it has lost the lease, until it is asked to re-grant.
         self.abstentions: dict[str, str] = {}
+        self.stragglers: deque[Straggler] = deque()  # which the server has not answered yet, the oldest first
         # By token: a release that the server has not got, and until when (seconds) the client tries to deliver it.
         self.pending_releases: dict[str, tuple[Message, float]] = {}
 
@@ -73,13 +79,13 @@ class Node:
             self.tokens[call.token] = True
             drop_oldest(self.tokens)
             self.longest_ttl = max(self.longest_ttl, int(call.ttl_ms) / 1000)
-        elif isinstance(call, RenewCall):  # or extend
-            self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for _, ms in call.leases))
-        elif isinstance(call, ReleaseCall):
+            return request.with_subscription(*self.server.subscription_of(request.keys[0]))
+        if isinstance(call, ReleaseCall):
             self.abstentions.pop(call.token, None)
-            if self.tokens.pop(call.token, False):
-                return _with_tombstone(request)
-        if isinstance(call, AcquireCall | HeartbeatCall):
+            return _with_tombstone(request) if self.tokens.pop(call.token, False) else request
+        if isinstance(call, RenewCall):  # or extend
+            self.longest_ttl = max(self.longest_ttl, *(int(ms) / 1000 for _, ms in call.leases))
+        elif isinstance(call, HeartbeatCall):
             return request.with_subscription(*self.server.subscription_of(request.keys[0]))
         return request
 
@@ -117,6 +123,21 @@ class Node:
                 self.abstentions.pop(token, None)
         return abstains
 
+    def take_stragglers(self) -> Iterator[Straggler]:
+        """Take the stragglers out of the row, the oldest first."""
+        with contextlib.suppress(IndexError):  # the row is empty, or another thread took the last one
+            while True:
+                yield self.stragglers.popleft()
+
+    def take_arrived(self, now: float) -> Iterator[Straggler]:
+        """The same, without those that can't have arrived: replies that arrive by themselves do so in their order."""
+        for straggler in self.take_stragglers():
+            sent, _ = straggler
+            if sent.pending.fileno < 0 and not sent.pending.is_complete and now <= sent.until:
+                self.stragglers.appendleft(straggler)
+                return
+            yield straggler
+
     @property
     def run_id(self) -> str:
         """The process that answered the last handshake; "" if it did not say which it is."""
@@ -138,6 +159,6 @@ def _with_tombstone(request: Request) -> Request:
 
 def drop_oldest(remembered: dict[str, Any]) -> None:
     """Drop the oldest entry, if there are more than `MAX_REMEMBERED`."""
-    with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread changes the same dict
-        if len(remembered) > MAX_REMEMBERED:
+    if len(remembered) > MAX_REMEMBERED:
+        with contextlib.suppress(StopIteration, KeyError, RuntimeError):  # another thread changes the same dict
             del remembered[next(iter(remembered))]
