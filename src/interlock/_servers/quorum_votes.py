@@ -99,9 +99,9 @@ UNDECIDED: Final = Undecided()
 class _Ballot:
     """The votes on one acquire, sorted by what they say."""
 
-    def __init__(self, votes: Votes[AcquireCall, AcquireReply]) -> None:
+    def __init__(self, votes: Votes[AcquireCall, AcquireReply], fences: Sequence[int]) -> None:
         self.votes = votes
-        self.fences = [vote.number for vote in votes.replies if isinstance(vote, Granted)]
+        self.fences = fences
         self.blocked = [vote for vote in votes.replies if isinstance(vote, Queued | Busy)]
         self.in_quarantine = [vote for vote in self.blocked if vote.holder.startswith(QUARANTINE)]
         holders = Counter(vote.holder.removeprefix(b"!") for vote in self.blocked if vote not in self.in_quarantine)
@@ -121,16 +121,6 @@ class _Ballot:
 def _rank(share: tuple[bytes, int]) -> tuple[int, bytes]:
     """The sort key of a split vote: the attempt with the most votes goes first, and all clients compute the same."""
     return -share[1], share[0]
-
-
-def _granted(ballot: _Ballot) -> Granted | Unagreed | Undecided | None:
-    votes, fences = ballot.votes, ballot.fences
-    if len(fences) < votes.majority:
-        return None
-    fence = max(fences)
-    if fences.count(fence) >= votes.majority:
-        return Granted(fence)
-    return UNDECIDED if fences.count(fence) + votes.pending >= votes.majority else Unagreed(fence)
 
 
 def _open(ballot: _Ballot) -> Undecided | None:
@@ -171,9 +161,8 @@ def _split(ballot: _Ballot) -> Split:
     return Split(ballot.blocked_by_leader(), _rank(own) < _rank((ballot.leader, ballot.share)))
 
 
-# In this order: the first rule that does not return None decides.
+# In this order, unless a majority grants: the first rule that does not return None decides.
 _ACQUIRE_RULES: Final[tuple[Callable[[_Ballot], Merged | Undecided | None], ...]] = (
-    _granted,
     _open,
     _held_by_another,
     _refused,
@@ -188,7 +177,14 @@ def merge_acquire(votes: Votes[AcquireCall, AcquireReply], rules: QuorumRules) -
     """The outcome of an acquire."""
     if decisive := rules.decisive_vote(votes.replies):
         return decisive
-    ballot = _Ballot(votes)
+    fences, majority = [vote.number for vote in votes.replies if isinstance(vote, Granted)], votes.majority
+    if len(fences) >= majority:
+        fence = max(fences)
+        agreed = fences.count(fence)
+        if agreed >= majority:
+            return Granted(fence)
+        return None if agreed + votes.pending >= majority else Unagreed(fence)
+    ballot = _Ballot(votes, fences)
     outcome = next(found for rule in _ACQUIRE_RULES if (found := rule(ballot)) is not None)
     return None if isinstance(outcome, Undecided) else outcome
 
