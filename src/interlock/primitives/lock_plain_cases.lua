@@ -4,8 +4,7 @@
 -- which takes longer than the commands of a plain case. They leave every other state to the verbs; by then they have
 -- written nothing that the verb would not write. tests/model/test_plain_cases.py compares both ways.
 local plain_record, stored_fence, ttl_at = false, nil, nil
-local is_plain = not HAS_RETURNED
-  and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release' and ARGV[3] == '0')
+local is_plain = not HAS_RETURNED and (verb == 'acquire' and ARGV[9] == 'lock' or verb == 'release')
 local has_queue_or_tombstones = is_plain and verb == 'release' and call('EXISTS', QUEUE, TOMBSTONES) > 0
 if is_plain and MARK == PLUS and (verb == 'acquire' or has_queue_or_tombstones) then
   -- What judge_voter() does where this server counts, and its record needs no change.
@@ -83,6 +82,11 @@ elseif stored_fence and call('GET', LOCK) == token then
       call('DEL', LOCK)
       local first_words = string.sub(plain_record, 1, string.find(plain_record, ' ', ttl_at, true))
       redis.pcall('SET', RECORD, first_words .. token .. ' - -', 'KEEPTTL')
+      if ARGV[3] ~= '0' then
+        local member, ttl, time = token, ARGV[3], call('TIME')
+        local now_ms = time[1] * 1000 + time[2] / 1000
+        --include tombstone
+      end
       return {1, 0}
     end
     local time = call('TIME')
@@ -92,7 +96,8 @@ elseif stored_fence and call('GET', LOCK) == token then
     local now_us = time[1] * 1000000 + time[2]
     local fence = counts_up and stored_fence + 1 or now_us
     local is_sharded = channel and string.find(channel, '{', 1, true)
-    if alive_until and tonumber(alive_until) > now_us / 1000 and fence > stored_fence and fence <= now_us
+    if ARGV[3] == '0' and alive_until and tonumber(alive_until) > now_us / 1000
+      and fence > stored_fence and fence <= now_us
       and (subscribed ~= '1'
         or (redis.pcall('PUBSUB', is_sharded and 'SHARDNUMSUB' or 'NUMSUB', channel)[2] or 1) > 0)
       and not redis.pcall('SET', RECORD, '1 lock ' .. string.format('%.0f', fence) .. ' ' .. IDENTITY .. ' ' .. ttl

