@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import shutil
@@ -35,7 +36,9 @@ from model.histories.history import Verdict, play
 from model.histories.late import Lateness
 from model.histories.lines import Pen, clock, read
 from model.histories.rigs import LOSSES, RIGS, Line
-from model.histories.settings import ALL, KINDS, MODES, PHASES, TOPOLOGIES, Settings, draw, draw_kept
+from model.histories.settings import ALL, KINDS, MODES, PHASES, PLAIN, TOPOLOGIES, Order, Settings, draw, draw_kept
+from model.histories.store import StoreServer
+from model.histories.worker import Process, Worker, drive
 
 TESTS = Path(__file__).parents[1]
 
@@ -744,6 +747,27 @@ def test_the_checker_reports_a_broken_client(plant, tmp_path):
             assert all(violation.lines for violation in found)
             return
     pytest.fail("the checker found nothing")
+
+
+def test_a_lease_that_a_failing_body_drops_is_kept_by_nobody(tmp_path, monkeypatch):
+    """Else its process renews it for ever, and others hang."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    monkeypatch.setattr(logging.getLogger("interlock"), "handlers", [])
+    store = StoreServer("valkey-9.1")
+    try:
+        store.start(tmp_path)
+        (tmp_path / "settings").write_text(SHORT.settled().dumps())
+        (tmp_path / "target").write_text(json.dumps(store.node.url))
+        process = Process(tmp_path, "p0t")
+        process.locks = process.open()
+        drive(Worker(process, "w0").obey(Order(0, PLAIN.but(style="dropped", fails=True, names=("c",)))))
+        process.locks.close()
+        process.pen.close()
+    finally:
+        store.stop()
+    assert [line["outcome"] for line in read(tmp_path) if line["e"] == "end"] == ["BodyError"]
+    assert not process.held
 
 
 def test_a_section_that_begins_in_the_drain_proves_its_belief_too(tmp_path):

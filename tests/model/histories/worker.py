@@ -343,8 +343,10 @@ class Run:
         elif turn.style == "entered":
             await self._body(lease, holds, thing)
         elif turn.style == "dropped" and turn.depth == 1:
-            await self.stay(lease, holds, thing, entered=False)
-            self.each("letting", holds, how="drop")
+            try:
+                await self.stay(lease, holds, thing, entered=False)
+            finally:
+                self.each("letting", holds, how="drop")
             del lease
             self.each("let", holds, ours=None, error="")
         else:
