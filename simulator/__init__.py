@@ -63,12 +63,25 @@ as under asyncio); the transports, the client libraries and RESP; thousands of w
 from __future__ import annotations
 
 from .plan import Fault, Plan, Section
-from .profiles import CROWDS, EVERY, PROFILES, RELAXED, SERVERS, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
+from .profiles import (
+    CROWDS,
+    EVERY,
+    PROFILES,
+    RELAXED,
+    SERVERS,
+    SIDE_BY_SIDE,
+    SNAPSHOTS,
+    VOTERS,
+    WORLDS,
+    Profile,
+    profile_of,
+)
 from .shrinking import Shrunk, shrink
 from .simulation import Report, simulate
 from .subjects import SUBJECTS, Subject, subject_of
 
 __all__ = [
-    "CROWDS", "EVERY", "PROFILES", "RELAXED", "SERVERS", "SIDE_BY_SIDE", "SNAPSHOTS", "SUBJECTS", "WORLDS", "Fault",
-    "Plan", "Profile", "Report", "Section", "Shrunk", "Subject", "profile_of", "shrink", "simulate", "subject_of",
+    "CROWDS", "EVERY", "PROFILES", "RELAXED", "SERVERS", "SIDE_BY_SIDE", "SNAPSHOTS", "SUBJECTS", "VOTERS", "WORLDS",
+    "Fault", "Plan", "Profile", "Report", "Section", "Shrunk", "Subject", "profile_of", "shrink", "simulate",
+    "subject_of",
 ]  # fmt: skip

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch, coverage
-from .profiles import ALL, BY_NAME, CROWDS, EVERY, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, WORLDS, Profile, profile_of
+from .profiles import ALL, BY_NAME, CROWDS, EVERY, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, VOTERS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
 from .subjects import SUBJECTS, subject_of, subjects_of
@@ -103,6 +103,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
                     "beside a later version": SIDE_BY_SIDE,
                     "crowds in each process": CROWDS,
                     "restored snapshots": SNAPSHOTS,
+                    "servers of a quorum that lose data": VOTERS,
                     "one question each": BY_NAME,
                 }
             ),

@@ -54,7 +54,7 @@ class Client:
         process.offset, process.rate = random.uniform(0, 1e6), 1 + random.uniform(-1e-4, 1e-4)
         if original is not None:
             process.offset, process.rate = original.process.offset, original.process.rate
-        max_ttl = run.profile.max_ttl
+        max_ttl = run.profile.max_ttl_of(process.number)
         history = MemberHistory if len(run.networks) > 1 else ServerHistory
         runtime = SimRuntime(process)
         self.servers = [

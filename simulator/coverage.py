@@ -44,6 +44,7 @@ OF_A_SERVER: Final = (
     "revoke", "force", "cut off", "out of memory", "script flush", "later version", "flush all", "clock step",
     "restart", "restart with old keys", "restart without keys", "failover", "planned failover", "primary isolated",
     "primary paused", "first replica", "spare", "new primary",
+    "emptied", "re-seeded by a member", "re-seeded by its replica", "address moved",
 )  # fmt: skip
 EVENTS: Final = (*OF_A_PROCESS, *OF_A_SERVER)
 Pair = tuple[str, str]

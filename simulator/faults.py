@@ -179,7 +179,8 @@ class Faults:
         network = run.networks[number]
         match strike.kind:
             case kind if kind in KINDS:
-                self.outages[number].strike(strike)
+                for struck in range(number, number + self._struck(strike)):
+                    self.outages[struck % len(self.outages)].strike(strike)
             case "one way":
                 way = client.process.base, strike.coin
                 network.one_way[way] = max(network.one_way.get(way, 0.0), world.now + min(strike.seconds, 2 * MAX_LAG))
@@ -197,6 +198,13 @@ class Faults:
                 world.at(self._full_until, self._end_what_is_over)
             case _:
                 self._alter(network.group.primary.server, strike)
+
+    def _struck(self, strike: Strike) -> int:
+        """Return how many servers the fault strikes at once: one, a majority, or all."""
+        if strike.breadth >= self.run.profile.together:
+            return 1
+        number = len(self.outages)
+        return number if strike.breadth < self.run.profile.together / 3 else number // 2 + 1
 
     def _alter(self, server: Server, strike: Strike) -> None:
         """Change the scripts, the data or the clock of a server."""

@@ -111,17 +111,8 @@ class Network:
         self.answered: Answered = _ignore_reply
         self.cut_off = False  # nothing gets through in either direction
         self.one_way: dict[tuple[str, bool], float] = {}  # until when no request (True) or no reply of a client passes
-        self._running = Journey(world.outside)  # the message whose script runs now
         self._lua = lua
         self._sent: dict[str, Script] = {}  # the script that is sent in place of another, by the SHA of the latter
-        for host in group.hosts:
-            self.adopt(host)
-        group.on_new_host = self.adopt
-
-    def adopt(self, host: Host) -> None:
-        """Add a new host: its scripts publish over this network."""
-        host.server.publish = lambda channel, payload: self._publish(host, channel, payload)
-        host.server.subscribers = lambda channel: int(channel in host.subscribed)
 
     def blocked(self, process: Process, *, there: bool) -> bool:
         """Whether the network blocks the requests of this client, or the replies to it, now."""
@@ -195,7 +186,7 @@ class Network:
         count, weather = len(raw), self.weather
         if count > 1 and self.strikes(journey, "batch cut short", 5 * weather.unanswered, copy):  # there are few
             count = int(self.world.chance.number(*journey.key, _CUT, copy) * count)
-        self._running = journey
+        host.server.publish = lambda channel, payload: self._publish(journey, host, channel, payload)
         replies: list[Any] = []
         for script, keys, args in raw[:count]:
             replies.append(host.run(by_text, script, keys, args))
@@ -274,18 +265,17 @@ class Network:
 
     # Pushes
 
-    def _publish(self, host: Host, channel: bytes, payload: bytes) -> int:
-        """Send a push; a server calls this in the middle of a script."""
+    def _publish(self, journey: Journey, host: Host, channel: bytes, payload: bytes) -> int:
+        """Send a push; a server calls this in the middle of a script, which this message brought."""
         subscribers = host.subscribed.get(channel)
         if not subscribers:
-            self._running.pushes += 1
+            journey.pushes += 1
             self.record.counts["push without a subscriber"] += 1
             return 0
         self.record.counts["push to two subscribers"] += len(subscribers) > 1
-        return sum(self._push(subscriber, payload) for subscriber in list(subscribers))
+        return sum(self._push(journey, subscriber, payload) for subscriber in list(subscribers))
 
-    def _push(self, subscriber: Subscriber, payload: bytes) -> int:
-        journey = self._running
+    def _push(self, journey: Journey, subscriber: Subscriber, payload: bytes) -> int:
         journey.pushes += 1
         leg = _PUSHES + 2 * journey.pushes
         if self.blocked(subscriber.process, there=False) or self.strikes(

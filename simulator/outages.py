@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .outage_kinds import ISOLATION_GRACE, MAX_DOWNTIME, MAX_LAG, MAX_PAUSE, MAX_SKEW
-from .server_group import AGE, EMPTY, NOREPLICAS, READONLY, Host
+from .outage_kinds import ISOLATION_GRACE, MAX_DOWNTIME, MAX_LAG, MAX_MOVE, MAX_PAUSE, MAX_SKEW
+from .server import READONLY
+from .server_group import AGE, EMPTY, NOREPLICAS, Host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +58,8 @@ class Outages:
                 self._isolated(strike)
             case "primary paused":
                 self._paused(strike)
-            case _:  # the first replica
-                if not group.primary.facts().promoted:
-                    group.primary.replid = group.new_replid()
+            case _:
+                self._strike_living(strike)
 
     def _end_soon(self, strike: Strike, action: Callable[[], None]) -> None:
         """End the process when the lag is over, or earlier, at one of the next grants."""
@@ -216,3 +216,96 @@ class Outages:
             self._busy = False
 
         self._after_downtime(strike, promote)
+
+    # Faults that need not end the process. All but the first one strike servers of a quorum
+
+    def _strike_living(self, strike: Strike) -> None:
+        group, image = self.group, self.group.primary.server.image()
+        if strike.kind == "first replica":
+            if not group.primary.facts().promoted:
+                group.primary.replid = group.new_replid()
+            return
+        actions: dict[str, Callable[[], None]] = {
+            "emptied": self._emptied,
+            "re-seeded by a member": lambda: self._reseeded_by_a_member(strike),
+            "re-seeded by its replica": lambda: self._reseeded_by_its_replica(strike, image),
+            "address moved": lambda: self._moved(strike),
+        }
+        self._end_soon(strike, actions[strike.kind])
+
+    def _note_loss(self) -> None:
+        """Note that the server goes on, and has lost data."""
+        host, run = self.group.primary, self.run
+        host.lost_data = True
+        run.trace.note("%s has lost data, and is %s now", self.group.name or "s0", host.facts().identity)
+        run.monitor.note_new_primary(lossy=True, quarantine_time=run.profile.max_ttl, other_clock=False)
+        self._busy = False
+
+    def _emptied(self) -> None:
+        """FLUSHALL."""
+        self.group.primary.server.data.clear()
+        self.group.primary.server.expires.clear()
+        self._note_loss()
+
+    def _reseeded_by_a_member(self, strike: Strike) -> None:
+        """REPLICAOF of another server of the quorum, and soon REPLICAOF NO ONE. No connection ends."""
+        others = [each for each in self._others() if each.primary.replicates is None]
+        if not others:
+            self._busy = False
+            return
+        other = others[int(strike.client * len(others))]
+        other.primary.had_replica |= strike.resource < 0.7
+        other.primary.attach_replica()
+        self._reseeded(strike, other.primary, other.primary.server.image)
+
+    def _reseeded_by_its_replica(self, strike: Strike, image: Image) -> None:
+        """The same, of its own replica, which lags: it has been promoted for that."""
+        replica = self.group.new_host(up=AGE)
+        replica.load(image)
+        self._reseeded(strike, replica, lambda: image)
+
+    def _reseeded(self, strike: Strike, source: Host, image: Callable[[], Image]) -> None:
+        """Give the server the keys of another one. It refuses writes meanwhile."""
+        world, host, seconds = self.run.world, self.group.primary, strike.spare * MAX_DOWNTIME
+        host.follow(source)
+
+        def copied() -> None:
+            host.copy_keys(image(), source.replid)
+            self.run.monitor.note_new_primary(lossy=True, quarantine_time=0.0, other_clock=False)
+
+        def ended() -> None:
+            host.follow_nobody()
+            self._note_loss()
+
+        world.at(world.now + 0.001 + seconds * strike.victim, copied)
+        world.at(world.now + 0.002 + seconds, ended)
+
+    def _moved(self, strike: Strike) -> None:
+        """Let the address lead to another server of the quorum, then to its own one: that of before, or a new one.
+
+        The old one is dead, or serves the connections that it has.
+        """
+        world, group, old = self.run.world, self.group, self.group.primary
+        if not self._others():
+            self._busy = False
+            return
+        group.leads_to = self._others()[int(strike.client * len(self._others()))]
+        self.run.trace.note("%s leads to %s now", group.name or "s0", group.leads_to.name or "s0")
+        if strike.victim < 0.5:
+            self._end(old, resets=True)
+
+        def back() -> None:
+            group.leads_to = None
+            if old.alive:
+                self._busy = False
+            else:
+                host = group.new_host(skew=old.server.skew)
+                host.load(old.server.image() if strike.resource < 0.5 else EMPTY)
+                self._make_primary(host, lossy=strike.resource >= 0.5)
+
+        world.at(world.now + 0.1 + strike.spare * MAX_MOVE, back)
+
+    def _others(self) -> list[ServerGroup]:
+        """The other members, if none of their addresses leads elsewhere."""
+        groups = [network.group for network in self.run.networks if network.group is not self.group]
+        return [] if any(each.leads_to for each in groups) else [each for each in groups if each.primary.alive]

@@ -19,6 +19,8 @@ class Profile:
     rates: dict[str, float] = field(default_factory=dict[str, float])
     trusted: bool = True  # no server loses data unnoticed, and nobody sets its clock
     max_ttl: float = 60.0  # seconds: the longest ttl of any lease, and so the length of a quarantine
+    other_max_ttl: float = 0.0  # seconds: that of every second client; 0: it is the same
+    together: float = 0.0  # how likely a fault strikes several servers of a quorum at once
     servers: tuple[int, ...] = (1,)  # the number of independent servers
     skew: float = 0.0  # seconds: how wrong each server's clock may be
     fault_phase: float = 8.0  # seconds with faults
@@ -34,6 +36,10 @@ class Profile:
     def crowded(self) -> bool:
         """Whether these workers want the same resource all the time."""
         return self.usage in {"short", "short and long"}
+
+    def max_ttl_of(self, client: int) -> float:
+        """Return the max_ttl of the process with this number."""
+        return self.other_max_ttl if self.other_max_ttl and client % 2 else self.max_ttl
 
     @property
     def changes_primary(self) -> bool:
@@ -162,6 +168,38 @@ QUORUMS: Final = {
         ),
     )
 }  # fmt: skip
+
+
+# Servers of a quorum that lose what they granted, so that the question is when they may vote again. Sections last for
+# several ttls, which are short: so leases live through faults. A fault strikes one server, a majority, or all at once;
+# and messages are lost, so that a majority is often the smallest one. By name only.
+_GAPS: Final = Weather(lost=0.03, unanswered=0.03, reset=0.5)
+
+
+def _voters(name: str, rates: dict[str, float], *, weather: Weather = _GAPS, other_max_ttl: float = 0.0) -> Profile:
+    return Profile(
+        name, weather, rates, max_ttl=1.0, other_max_ttl=other_max_ttl, fault_phase=8.0, idle=2.0, quiet_phase=1.0,
+        clients=(2, 3), workers=(1, 1, 2), servers=(3, 3, 3, 5), skew=0.5, usage="outlasting", together=0.6,
+        subjects=("lock", "election", "rlock", "once"),
+    )  # fmt: skip
+
+
+_OF_MEMBERS: Final = {
+    "restart": 0.05, "restart without keys": 0.1, "restart with old keys": 0.1, "spare": 0.05, "emptied": 0.1,
+    "re-seeded by a member": 0.15, "re-seeded by its replica": 0.1, "address moved": 0.1, "first replica": 0.05,
+}  # fmt: skip
+VOTERS: Final = {
+    profile.name: profile
+    for profile in (
+        _voters("q re-seeded", {"re-seeded by a member": 0.4, "re-seeded by its replica": 0.4}),
+        _voters("q emptied", _PAUSE | {"emptied": 0.5, "spare": 0.2, "restart without keys": 0.2}),
+        _voters("q moved", _CRASH | {"address moved": 0.6, "break subscription": 1.5}),
+        _voters("q two ttls", _OF_MEMBERS, other_max_ttl=0.5),
+        _voters("q voters", _OF_MEMBERS | _CRASH | _PAUSE | _CANCEL, weather=_ROUGH),
+    )
+}
+
+
 # Faults against which interlock promises no exclusion: the server loses all keys unnoticed, or its clock is set. The
 # rules about TTLs, reports of losses and renewals hold, and those about fences unless both faults strike.
 RELAXED: Final = {
@@ -319,7 +357,7 @@ BY_NAME: Final = {
 WORLDS: Final = {"one": PROFILES, "servers": SERVERS, "quorum": QUORUMS}
 ALL: Final = {
     name: profile
-    for profiles in (*WORLDS.values(), RELAXED, SIDE_BY_SIDE, SNAPSHOTS, CROWDS, BY_NAME)
+    for profiles in (*WORLDS.values(), VOTERS, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, CROWDS, BY_NAME)
     for name, profile in profiles.items()
 }
 

@@ -19,7 +19,7 @@ from .invariants import Monitor, Trace
 from .network import NO_FAULTS, Network
 from .plan import Plan, Record
 from .scheduler import World
-from .server_group import ServerGroup
+from .server_group import VOTER_KEY, ServerGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 DRIFT: Final = 0.008  # how much faster or slower the clocks of several servers run: leases allow for 0.01
 END_TIMEOUT: Final = 180.0  # seconds until all workers must have ended
 SETTLE_TIME: Final = 10.0  # seconds after that in which clients must report lost leases
-DRAIN_TIME: Final = 400.0  # seconds after which no TTL is left
+DRAIN_TIME: Final = 400.0  # seconds after which no other TTL is left
+LASTING_KEYS: Final = (AUDIT_KEY.encode(), VOTER_KEY)  # for 90 days
 
 
 class Run:
@@ -81,6 +82,8 @@ class Run:
             offset, rate = (random.uniform(-1, 1) * each for each in (profile.skew, DRIFT if number > 1 else 0.0))
             group = ServerGroup(self.world, f"s{i}" if i else "", offset=offset, rate=1 + rate)
             group.promotes = profile.promotes
+            if number > 1:
+                group.has_served_for_long(profile.max_ttl)
             yield group
 
     @property
@@ -142,7 +145,7 @@ class Run:
         for group in self.groups:
             server = group.primary.server
             server.purge_all()
-            left_keys = {key: value for key, value in server.data.items() if key != AUDIT_KEY.encode()}  # 90 days
+            left_keys = {key: value for key, value in server.data.items() if key not in LASTING_KEYS}
             if left_keys and self.profile.trusted:
                 self.trace.violated(5, f"in the end the server still has {left_keys!r}")
         for client in self.clients:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 CLOCK_START: Final = 1_700_000_000_000_000  # µs: the server's clock when the world begins
+READONLY: Final = "READONLY You can't write against a read only replica."
 
 _PRELUDE: Final = """
 local run, decode = ...
@@ -117,6 +118,7 @@ class Server:
         self.publish: Callable[[bytes, bytes], int] = lambda _channel, _payload: 0
         self.subscribers: Callable[[bytes], int] = lambda _channel: 0
         self.info: Callable[[str], bytes] = lambda _section: b"role:master\r\nmaster_replid:%s\r\n" % (b"0" * 40)
+        self.is_replica = False  # so it refuses every write
         self.micros = CLOCK_START  # its clock at the last read_clock()
         self._written = False  # whether the running script has written
         self.now_ms = CLOCK_START // 1000  # the same in ms, by which keys end
@@ -174,6 +176,8 @@ class Server:
         try:
             if name not in COMMANDS:
                 raise ServerError(f"ERR the simulator has no command {name.decode()}: add it to commands.py")
+            if self.is_replica and name in WRITES:
+                raise ServerError(READONLY)
             if self.full and name in TAKE_MEMORY and not self._written:
                 self.refused_at = self._now()
                 raise ServerError("OOM command not allowed when used memory > 'maxmemory'.")

@@ -9,7 +9,10 @@ Rules.
 (a) A connection ends with its host's process.
 (b) An isolated primary still answers some clients, until it notices that it has no replicas. Then it refuses all
     writes, and in the end it replicates the new primary.
-(c) A replica replaces a primary whose machine stands still. When that machine goes on, the old primary answers the
+(c) A server of a quorum that is re-seeded closes no connection. While it replicates another server it refuses writes;
+    its first replica gives the other one a new history, unless that one had a replica before.
+(d) The address of a server of a quorum may lead to another one for a while.
+(e) A replica replaces a primary whose machine stands still. When that machine goes on, the old primary answers the
     delayed messages and all clients that still have a connection, until it steps down and replicates the new primary.
 """
 
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from interlock._protocol.server import ServerError
 from interlock._quarantine.identity import IDENTITY_COMMANDS, NO_REPLID, PAST_COMMANDS, Facts, parse_facts
+from interlock._quarantine.voter import RECORD_TTL, VoterRecord, voter_key
 
 from .server import Server
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
 Image = tuple[dict[bytes, Any], dict[bytes, int]]
 EMPTY: Final[Image] = ({}, {})
 AGE: Final = 1e5  # seconds for which the first primary is up when the world begins
-READONLY: Final = "READONLY You can't write against a read only replica."
+VOTER_KEY: Final = voter_key("lock:").encode()
 NOREPLICAS: Final = "NOREPLICAS Not enough good replicas to write."
 
 
@@ -81,11 +85,14 @@ class Host:
         self.lost_data = False  # it began without some earlier writes
         self.server = Server(group.clock)
         self.server.skew = skew
+        self.server.subscribers = lambda channel: int(channel in self.subscribed)
+        self.server.info = lambda section: self.answer("INFO", section)
         self.alive = True
         self.refusal = ""  # if not empty, its reply to every script: an error
         self.paused = False  # its machine stands still
         self.delayed: list[Callable[[], None]] = []  # messages that arrived meanwhile
         self.replicates: Host | None = None  # its primary, if it is a replica
+        self.had_replica = False  # so the next first replica changes its replid no more
         self.reachable_by: Collection[str] | None = None  # the only clients that reach this host; None: all do
         self.links: set[Link] = set()
         self.subscribed: dict[
@@ -111,6 +118,25 @@ class Host:
     def reached_by(self, process: Process) -> bool:
         """Whether messages of this client arrive at this host."""
         return self.alive and (self.reachable_by is None or process.base in self.reachable_by)
+
+    def attach_replica(self) -> None:
+        """Note a replica. The first one begins a new history of writes."""
+        if not self.had_replica:
+            self.replid, self.replid2, self.had_replica = self.group.new_replid(), NO_REPLID, True
+
+    def follow(self, source: Host) -> None:
+        """Replicate another server, whose keys are not here yet: REPLICAOF."""
+        self.replicates, self.server.is_replica = source, True
+
+    def copy_keys(self, image: Image, replid: str) -> None:
+        """Replace all keys by those of the primary, and go on with the history of its writes."""
+        self.replid = replid
+        self.server.data, self.server.expires = map(dict, image)
+
+    def follow_nobody(self) -> None:
+        """Become a primary: REPLICAOF NO ONE."""
+        self.replicates, self.server.is_replica = None, False
+        self.replid, self.replid2, self.promoted, self.had_replica = self.group.new_replid(), self.replid, True, True
 
     def load(self, image: Image) -> None:
         """Start with these keys."""
@@ -176,7 +202,7 @@ class ServerGroup:
         self.promotes = False  # whether replicas take over, so that clients ask others for the primary
         self.reachable = True  # whether the primary accepts connections
         self.resets = True  # whether messages to a dead process get a reset, since its machine is up
-        self.on_new_host: Callable[[Host], None] = lambda _host: None
+        self.leads_to: ServerGroup | None = None  # the group whose server answers at this address in place of its own
         self.hosts: list[Host] = []
         self._replid_count = 0
         self.primary = self.new_host(up=AGE)
@@ -197,15 +223,22 @@ class ServerGroup:
     def new_host(self, *, up: float = 0.0, skew: float = 0.0) -> Host:
         """Start a new process."""
         self.hosts.append(Host(self, len(self.hosts), self.new_replid(), up=up, skew=skew))
-        self.on_new_host(self.hosts[-1])
         return self.hosts[-1]
 
     def route(self, process: Process) -> Host | None:
         """Return the host that accepts a new connection of this client; None if no host does."""
+        if self.leads_to is not None:
+            return self.leads_to.route(process)
         for host in reversed(self.hosts[-3:-1]):
             if host.reachable_by is not None and not host.replicates and host.reached_by(process):
                 return host
         return self.primary if self.reachable else None
+
+    def has_served_for_long(self, max_ttl: float) -> None:
+        """Write the voter record of a server of a quorum that clients reached long ago."""
+        server, long_ago = self.primary.server, self.primary.server.read_clock() - round(AGE * 1000)
+        server.data[VOTER_KEY] = VoterRecord(self.primary.replid, long_ago, round(max_ttl * 1000)).encode().encode()
+        server.expires[VOTER_KEY] = server.now_ms + round(RECORD_TTL * 1000)
 
     @property
     def isolated(self) -> bool:

@@ -27,6 +27,7 @@ class Strike(NamedTuple):
     resource: float
     seconds: float
     spare: float
+    breadth: float  # chooses how many servers of a quorum it strikes at once
 
     @property
     def name(self) -> str:
@@ -54,6 +55,7 @@ def strikes(chance: Chance, profile: Profile, until: float) -> list[Strike]:
                 resource=numbers.random(),
                 seconds=min(until - when, numbers.choice((numbers.expovariate(1 / 0.3), numbers.uniform(0.5, 8.0)))),
                 spare=numbers.random(),
+                breadth=numbers.random(),
             )
         )
     return found

@@ -48,7 +48,8 @@ class Worker:
             self.client.start_foreign_code(self.task)
 
         return {
-            "ttl": usage.ttl, "timeout": usage.timeout, "renew": usage.renews, "max_hold": usage.max_hold,
+            "ttl": min(usage.ttl, self.session.max_ttl), "timeout": usage.timeout, "renew": usage.renews,
+            "max_hold": usage.max_hold,
             "on_lost": on_lost,
         }  # fmt: skip
 
@@ -67,7 +68,7 @@ class Worker:
     async def take(self, acquire: Callable[[], Awaitable[T]], usage: Usage) -> T | None:
         """Acquire a lease, or return None if the API raised an exception that it may raise.
 
-        Passes ConfigError on, unless the session is closed.
+        Passes ConfigError on, unless the session is closed, or two addresses of a quorum lead to one server.
         """
         lease = await self.call(acquire, usage.timeout, self._tokens)
         for grant in self.run.subject.grants(lease) if lease is not None else ():
@@ -103,9 +104,8 @@ class Worker:
             self.count(f"{what} unavailable")
         except LeaseLost:
             self.count(f"{what} revoked")
-        except ConfigError:
-            if not self.session.core.requests.closed:
-                raise
+        except ConfigError as error:
+            self._check_config_error(what, error)
         except LockError as error:
             self.count(f"{what} failed: {type(error).__name__}")
         else:
@@ -195,6 +195,13 @@ class Worker:
             await self._execute(lease, with_keys=True)
         else:
             await self._extend(lease, min(self.random.uniform(0.1, 2.0), self.session.max_ttl))
+
+    def _check_config_error(self, what: str, error: ConfigError) -> None:
+        """Raise the error again, unless the session is closed, or an address of a quorum leads to another server."""
+        if "are the same server" in str(error):
+            self.count(f"{what} refused: the quorum has a server twice")
+        elif not self.session.core.requests.closed:
+            raise error
 
     async def _extend(self, lease: Any, seconds: float) -> None:
         attempts, token = self.run.monitor.attempts, self.run.subject.leases(lease)[0].token.encode()

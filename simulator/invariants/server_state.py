@@ -148,7 +148,7 @@ class ServerState:
         where = "" if host is self.group.primary else f" {host.number}"
         trace.note("server%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not _may_fail(host, str(reply)):
+            if not may_fail(host, str(reply)):
                 trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         trace.served(sender, verb, token.rpartition(b"/")[0], keys[0], code if isinstance(code, int) else 0)
@@ -556,9 +556,10 @@ def _code(reply: Any) -> object:
         return reply
 
 
-def _may_fail(host: Host, error: str) -> bool:
+def may_fail(host: Host, error: str) -> bool:
     """Whether scripts may fail with this error there."""
-    return bool(host.refusal) or error.startswith("NOSCRIPT") or (host.server.full and error.startswith("OOM"))
+    refuses = bool(host.refusal) or host.replicates is not None
+    return refuses or error.startswith("NOSCRIPT") or (host.server.full and error.startswith("OOM"))
 
 
 def _new(seen: Seen, holders: dict[bytes, Share]) -> list[bytes]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from interlock._protocol.server import ServerError
 from interlock.primitives.codes import GRANTED, QUEUED
 
-from .server_state import Seen, ServerState
+from .server_state import Seen, ServerState, may_fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,6 @@ class Votes(ServerState):
         super().__init__(trace, groups[0], attempts, quiet=quiet, trusted=profile.trusted)
         self.groups = groups
         self.leases = leases
-        self._max_ttl = profile.max_ttl
         self._held_at: dict[bytes, float] = {}  # when each resource last had a holder
         self._owners: dict[bytes, bytes] = {}  # the owner of the newest fence of each resource
         leases.on_lease = self._check_fence_of
@@ -53,7 +52,7 @@ class Votes(ServerState):
         where = host.group.name or "s0"
         trace.note("%s runs %s's %s %s -> %s", where, sender, verb.decode(), token.decode(), reply)
         if isinstance(reply, ServerError):
-            if not str(reply).startswith("NOSCRIPT") and not (server.full and str(reply).startswith("OOM")):
+            if not may_fail(host, str(reply)):
                 trace.violated(10, f"{verb.decode()} of {sender} failed: {reply}")
             return
         trace.served(sender, where, verb, token.rpartition(b"/")[0], keys[0], reply[0] if reply else 0)
@@ -88,17 +87,10 @@ class Votes(ServerState):
             self.on_handover(attempt.task)
 
     def note_new_primary(self, *, lossy: bool, quarantine_time: float, other_clock: bool) -> None:
-        """A server has been replaced. If all of them are so young, fresh clients take them for a new quorum."""
+        """See ServerState. No server of a quorum is judged alone."""
         del quarantine_time, other_clock
-        now = self.trace.world.now
-        for seen in self.seen.values():
-            if lossy:
-                seen.resource.note_data_loss(self.server)
-        hosts = [group.primary for group in self.groups]
-        if all(host.lost_data and now - host.since < self._max_ttl + 1 for host in hosts):
-            self.trace.note("all servers are young")
-            for seen in self.seen.values():
-                self._start_over(seen)
+        for seen in self.seen.values() if lossy else ():
+            seen.resource.note_data_loss(self.server)
 
     def _check_fence_of(self, resource: ResourceModel, grant: Grant) -> None:
         """Check S2: the fences of leases grow in the order in which clients get the leases."""

@@ -93,7 +93,8 @@ class Running(NamedTuple):
             leases.append(lease)
             return await self._work(worker, lease)
 
-        of, at_most, at_least = resource.of, self.at_most, min(resource.at_least, self.at_most)
+        of, at_most = resource.of, min(self.at_most, worker.session.max_ttl)
+        at_least = min(resource.at_least, at_most)
         if resource.key_of is None:
             once = worker.locks.once(of, at_most=at_most, at_least=at_least)
         else:
