@@ -21,8 +21,9 @@ machines of what PROTOCOL says that a client of a quorum does: it asks each serv
 fence of a majority; it sends that fence in a second round unless a majority answered just that fence; it counts the
 validity of its lease from before the first send. From each state the search tries every next event: a message arrives
 at a server, once or with a late copy; a client decides by any majority of the replies that are there, gives up, renews,
-releases; a tick passes; a server restarts without its data, or without its last writes. The search is breadth first, so
-the first broken promise is also the one with the shortest story.
+releases; a tick passes; a server loses data (`column` says how). Each server judges by its voter record whether it
+counts, and a client that has renewed its lease asks a server that lost it to grant it again. The search is breadth
+first, so the first broken promise is also the one with the shortest story.
 
     node      the real Lua as a function, from a stored lock and a message to the lock after it and the reply
     column    one server, and its messages on their way from and to the clients
@@ -33,8 +34,9 @@ the first broken promise is also the one with the shortest story.
 Rules. In every state:
 (a) At most one client holds the lock.
 (b) The fences of successive grants grow.
-(c) If nothing happened for longer than a ttl, any majority would grant a new client a higher fence: nothing is stuck
-    for ever, and no fence is lost.
+(c) If nothing happened for longer than a ttl after a new client has connected, any majority would grant it a higher
+    fence: nothing is stuck for ever, and no fence is lost.
+(d) A lease that was released comes back at no server by a re-grant.
 
 How the number of states stays small, without leaving out a story:
 - A lost message is a message that stays on its way for ever, so a loss needs no event. A lost reply is a reply that the
@@ -47,8 +49,9 @@ How the number of states stays small, without leaving out a story:
 - Servers are alike but for their clocks, and clients are alike: states that differ only by their names are one state.
 - The effect of a message on a server is computed once (`Lua`), and so is each step of a column.
 
-Not modelled: waiters in the servers' queues; revocations; drift of clocks (clocks differ by constants); more restarts
-than the bounds allow; messages that are older than the server's process: its connections end with it, and clients send
+Not modelled: waiters in the servers' queues; revocations; drift of clocks (clocks differ by constants); two `max_ttl`;
+a server while it is re-seeded, when it refuses all; a server that two addresses lead to; more losses of data than the
+bounds allow; messages that are older than the server's process: its connections end with it, and clients send
 such messages again.
 """
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
-from .column import AGREEING, HOLDING, NEVER, OVER, TICK_US, VOTING, Column, Columns, Event, Step
-from .node import NOTHING, TTL
+from .column import AGREEING, COPIES, EMPTY, HOLDING, NEVER, OVER, TICK_US, VOTING, Column, Columns, Event, Step
+from .node import TTL, USED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,8 +29,10 @@ class Bounds:
     faults: int = 0
     """Copies of messages, and messages that arrive after the end of their attempt."""
     restarts: int = 0
+    ways: tuple[str, ...] = (EMPTY,)
+    """What may happen to the data of a server: see `column`."""
     tail: int = 0
-    """How many of its last writes a restarted server may lose; 0: it loses all data."""
+    """How many of its last writes a server may lose."""
     skews: tuple[int, int, int] = (0, 0, 0)
     """Ticks by which each server's clock is ahead."""
 
@@ -51,8 +53,8 @@ class Design:
     """Whether earlier replies stop counting when a client asks again."""
     releases_votes: bool = False
     """Whether a client that asks again first releases its votes, under the same token."""
-    previous: str = "*"
-    """The clients' knowledge of a restarted server's earlier identity: "*" known, "?" there may be one, "-" none."""
+    regrants: bool = True
+    """Whether a client that has renewed its lease asks the servers that lost it to grant it again."""
 
 
 class Client(NamedTuple):
@@ -63,7 +65,7 @@ class Client(NamedTuple):
     left: int = 0
     """Ticks for which its lease is valid, or would be."""
     fence: int = 0
-    """The fence of its second round, relative to now."""
+    """The fence of its second round, or of its lease if that may be re-granted, relative to now."""
     renewed: int = 0
     """Ticks for which its lease will be valid once the renewal has a majority."""
     must_arrive: bool = False
@@ -115,11 +117,12 @@ class World:
     def __init__(self, bounds: Bounds, design: Design) -> None:
         self.bounds = bounds
         self.design = design
-        self.columns = Columns(design.lua, design.previous, bounds.tail)
+        self.columns = Columns(design.lua, bounds.tail, bounds.ways)
+        self._keeps_fence = bool(bounds.renewals and bounds.restarts and design.regrants)
 
     def first_state(self) -> State:
         """Return the state in which no client has sent anything."""
-        bounds, before = self.bounds, (NOTHING,) if self.bounds.tail else ()
+        bounds, before = self.bounds, (USED,) if self.bounds.tail else ()
         nodes = tuple([self.columns.number(Column(skew, before=before)) for skew in bounds.skews])
         left = Left(bounds.ticks, bounds.starts, bounds.asks, bounds.renewals, bounds.faults, bounds.restarts)
         return State(Client(), Client(), nodes, NEVER, left)
@@ -134,7 +137,7 @@ class World:
 
     def next_states(self, state: State) -> Iterator[Next]:
         """Yield every step from this state."""
-        if state.ended:
+        if state.ended and not self._may_regrant(state):
             return
         sender = 0 if state.a.must_arrive else 1 if state.b.must_arrive else None
         yield from self._arrivals(state, sender)
@@ -148,10 +151,17 @@ class World:
                 for step in self.columns.restart_steps(number):
                     after = self._arrived(state, index, step)
                     yield SERVERS[index], step.event, _spent(after, restarts=left.restarts - 1), ""
+            if COPIES in self.bounds.ways:
+                yield from self._copies(state)
         yield from self._client_steps(state, 0)
         yield from self._client_steps(state, 1)
         if left.ticks:
             yield "", TICKS, self._after_tick(state), ""
+
+    def _may_regrant(self, state: State) -> bool:
+        """Whether a re-grant is on its way, or may follow a renewal."""
+        is_renewing = self._keeps_fence and (state.a.renewed or state.b.renewed)
+        return bool(is_renewing) or any(map(self.columns.awaits_regrant, state.nodes))
 
     def _arrivals(self, state: State, sender: int | None) -> Iterator[Next]:
         faults, after, wanted = state.left.faults, state, None
@@ -162,7 +172,17 @@ class World:
         for index, number in enumerate(state.nodes):
             for step in self.columns.steps(number):
                 if step.cost <= faults and (wanted is None or (step.client, step.attempt, step.phase) == wanted):
-                    yield SERVERS[index], step.event, self._arrived(after, index, step), ""
+                    yield SERVERS[index], step.event, self._arrived(after, index, step), step.broken
+
+    def _copies(self, state: State) -> Iterator[Next]:
+        a, b, nodes, last, left = state
+        left = left._replace(restarts=left.restarts - 1)
+        for index, number in enumerate(nodes):
+            for other, source in enumerate(nodes):
+                if other != index:
+                    copied = self.columns.copied(number, source)
+                    after = State(a, b, (*nodes[:index], copied, *nodes[index + 1 :]), last, left)
+                    yield SERVERS[index], Event(f"{COPIES} {SERVERS[other]}"), after, ""
 
     def _arrived(self, state: State, index: int, step: Step) -> State:
         a, b, nodes, last, left = state
@@ -244,8 +264,9 @@ class World:
             broken = f"{NAMES[1 - who]} and {NAMES[who]} both hold the lock"
         elif fence <= state.last:
             broken = "this fence is no higher than the last one"
+        kept = fence if self._keeps_fence else 0
         nodes = [self.columns.move_to_phase(number, who, HOLDING) for number in state.nodes]
-        a, b, after, _, bounds = self._set(state, who, Client(client.attempt, HOLDING, left), nodes)
+        a, b, after, _, bounds = self._set(state, who, Client(client.attempt, HOLDING, left, kept), nodes)
         return NAMES[who], Event("holds", fence), State(a, b, after, fence, bounds), broken
 
     def _renew(self, state: State, who: int) -> Iterator[Next]:
@@ -256,6 +277,8 @@ class World:
             yield NAMES[who], Event("renews"), _spent(after, renewals=renewals - 1), ""
         elif client.renewed and self._answers(state, who) >= self.design.renewals_needed:
             nodes = [move_to_phase(number, who, HOLDING) for number in state.nodes]
+            if self._keeps_fence:
+                nodes = [self.columns.regrant(each, who, client.fence, client.renewed) for each in nodes]
             renewed = client._replace(left=max(client.left, client.renewed), renewed=0)
             yield NAMES[who], Event("has renewed"), self._set(state, who, renewed, nodes), ""
 
@@ -285,7 +308,8 @@ class World:
             ):
                 state = self._end(state, who)
                 continue
-            fence = client.fence - TICK_US if client.phase == AGREEING else 0
+            is_aged = client.phase == AGREEING or (client.phase == HOLDING and self._keeps_fence)
+            fence = client.fence - TICK_US if is_aged else 0
             state = _with(state, who, client._replace(left=left, fence=fence, renewed=max(0, client.renewed - 1)))
         return state
 

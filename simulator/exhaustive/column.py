@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from simulator.server import CLOCK_START
 
-from .node import GRANTED, NOTHING, TICK, TTL, TTL_MS, Lua, StoredLock, identity_stamp, token
+from .node import GRANTED, NOTHING, TICK, TTL, TTL_MS, USED, Lua, StoredLock, abstention, token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,10 +19,18 @@ if TYPE_CHECKING:
 TICK_US: Final = TICK * 1000
 _STEPS: Final = (
     "steps", "restart_steps", "after_tick", "start_attempt", "move_to_phase", "ask_again", "answer",
-    "with_clients_swapped", "without_late_messages", "fence_after_quiet",
+    "awaits_regrant", "with_clients_swapped", "without_late_messages", "fence_after_quiet",
 )  # fmt: skip
 VOTING, AGREEING, HOLDING, OVER = range(4)  # the phases of a client and of each of its attempts
 NEVER: Final = -(10**15)  # a fence below all others
+PRESENT, EARLIER = 1, 2
+# How a server may lose data, and what else is the same here:
+EMPTY: Final = "restarts empty"  # FLUSHALL, a spare
+LAGS: Final = "restarts without its last writes"  # re-seeded from its own replica, which lags
+KEEPS: Final = "restarts with its data"  # its first replica attaches
+COPIES: Final = "is re-seeded from"
+TOMBSTONE_MS: Final = b"60000"
+GHOST: Final = "a lease comes back that has been released"
 
 
 class Exchange(NamedTuple):
@@ -37,6 +45,14 @@ class Exchange(NamedTuple):
     """Whether a release is on its way after which the same attempt goes on."""
     answer: int | None = None
     """The reply to the current request: the fence of the vote, or 1 for yes."""
+    lost_in: int = 0
+    """The abstention in which the server said that it has lost the lease: `PRESENT` or `EARLIER`; 0: none."""
+    regrant: tuple[int, int] | None = None
+    """A re-grant on its way: the fence, and for how many ticks."""
+    in_doubt: bool = False
+    """Whether the release leaves a tombstone, because there was a re-grant."""
+    freed: bool = False
+    """Whether the release has arrived, and a re-grant is on its way still."""
 
 
 class Column(NamedTuple):
@@ -44,10 +60,7 @@ class Column(NamedTuple):
 
     skew: int
     """Ticks by which its clock is ahead."""
-    restarts: int = 0
-    since: int = -TTL
-    """Ticks since its last restart, negative; TTL at most."""
-    stored: StoredLock = NOTHING
+    stored: StoredLock = USED
     before: tuple[StoredLock, ...] = ()
     """The stored lock before each of the last writes, which a restart may lose."""
     exchanges: tuple[tuple[Exchange, ...], ...] = ((), ())
@@ -72,15 +85,17 @@ class Step(NamedTuple):
     """The sender of the message, the attempt, and the phase that the message belongs to."""
     attempt: int = 0
     phase: int = -1
+    broken: str = ""
+    """The promise that it breaks."""
 
 
 class Columns:
-    """All columns so far, by number. `previous`: see `Design`; `tail`: see `Bounds`."""
+    """All columns so far, by number. `tail`, `ways`: see `Bounds`."""
 
-    def __init__(self, change: Callable[[str], str], previous: str, tail: int) -> None:
+    def __init__(self, change: Callable[[str], str], tail: int, ways: tuple[str, ...]) -> None:
         self.lua = Lua(change)
-        self._previous = previous.encode()
         self._tail = tail
+        self._ways = ways
         self.all: list[Column] = []
         self._numbers: dict[Column, int] = {}
         for step in _STEPS:
@@ -97,8 +112,7 @@ class Columns:
     # What happens at a server
 
     def _ask(self, at: Column, *words: bytes) -> tuple[StoredLock, Any]:
-        message = (*words, identity_stamp(at.skew, at.restarts, at.since, self._previous))
-        return self.lua.run(at.stored, at.skew, message)
+        return self.lua.run(at.stored, at.skew, words)
 
     def _vote(self, at: Column, name: bytes) -> tuple[StoredLock, Any]:
         return self._ask(at, b"acquire", name, b"%d" % TTL_MS, b"%d" % TTL_MS, b"0", b"-", b"0", b"", b"lock")
@@ -118,10 +132,12 @@ class Columns:
         name, late = token(client, exchange.attempt), int(exchange.phase == OVER)
 
         def arrives(what: str, phase: int, stored: StoredLock, reply: Any, after: Exchange, cost: int = 0) -> None:
-            if stored != at.stored or after.answer != exchange.answer:
+            said = after.answer, after.lost_in, after.freed
+            if stored != at.stored or said != (exchange.answer, exchange.lost_in, exchange.freed):
                 event = Event(f"{name.decode()}'s {what}", reply)
                 number = self.number(self._with(at, stored, client, index, after))
-                found.append(Step(event, number, cost, client, exchange.attempt, phase))
+                broken = GHOST if exchange.freed and stored.holder == name != at.stored.holder else ""
+                found.append(Step(event, number, cost, client, exchange.attempt, phase, broken))
 
         if exchange.vote:
             stored, reply = self._vote(at, name)
@@ -136,12 +152,31 @@ class Columns:
             answer = 1 if exchange.phase == AGREEING and reply == [GRANTED] else exchange.answer
             arrives("agreed fence", AGREEING, stored, reply, exchange._replace(fence=None, answer=answer), late)
         if exchange.renewal:
-            stored, reply = self._ask(at, b"renew", name, b"%d" % TTL_MS)
-            answer = 1 if reply == [GRANTED] else exchange.answer
-            arrives("renewal", HOLDING, stored, reply, exchange._replace(renewal=False, answer=answer))
+            stored, reply, after = self._renew(at, name, exchange)
+            arrives("renewal", HOLDING, stored, reply, after)
+        if exchange.regrant is not None:
+            stored, reply = self._regrant(at, name, exchange)
+            arrives("re-grant", HOLDING, stored, reply, exchange._replace(regrant=None), late)
         if exchange.back or exchange.phase == OVER:
-            stored, reply = self._ask(at, b"release", name, b"0")
-            arrives("release", VOTING if exchange.back else OVER, stored, reply, exchange._replace(back=False))
+            stored, reply = self._ask(at, b"release", name, TOMBSTONE_MS if exchange.in_doubt else b"0")
+            after = exchange._replace(back=False, freed=exchange.phase == OVER and exchange.regrant is not None)
+            arrives("release", VOTING if exchange.back else OVER, stored, reply, after)
+
+    def _renew(self, at: Column, name: bytes, exchange: Exchange) -> tuple[StoredLock, Any, Exchange]:
+        stored, reply = self._ask(at, b"renew", name, b"%d" % TTL_MS)
+        after = exchange._replace(renewal=False)
+        if reply == [GRANTED]:
+            return stored, reply, after._replace(answer=1)
+        if type(reply[0]) is list and reply[0][1:] == [abstention(stored, at.skew)]:
+            return stored, reply, after._replace(lost_in=PRESENT)
+        return stored, reply, after
+
+    def _regrant(self, at: Column, name: bytes, exchange: Exchange) -> tuple[StoredLock, Any]:
+        assert exchange.regrant is not None
+        fence, left = exchange.regrant
+        named = abstention(at.stored, at.skew) if exchange.lost_in == PRESENT else b"an earlier one"
+        words = name, b"%d" % (left * TICK - 1), b"%d" % (CLOCK_START + fence), named, b"lock", b"-"
+        return self._ask(at, b"regrant", *words)
 
     def _with(self, at: Column, stored: StoredLock, client: int, index: int, exchange: Exchange) -> Column:
         exchanges = at.exchanges[client]
@@ -154,7 +189,7 @@ class Columns:
 
         def matters(client: int, exchange: Exchange) -> bool:
             name = token(client, exchange.attempt)
-            if exchange.phase != OVER or exchange.vote or at.stored.holder == name:
+            if exchange.phase != OVER or exchange.vote or exchange.regrant or at.stored.holder == name:
                 return True
             return exchange.fence is not None and self._fence(at, name, exchange.fence)[0] != at.stored
 
@@ -168,12 +203,22 @@ class Columns:
     def restart_steps(self, number: int) -> list[Step]:
         """Return each restart of this server that the bounds allow."""
         at = self.all[number]
-        ways = [("without its last writes", each) for each in at.before] if self._tail else [("empty", NOTHING)]
-        fresh = at._replace(restarts=at.restarts + 1, since=0, before=())
-        return [
-            Step(Event(f"restarts {how}"), self.number(self._without_ended(fresh._replace(stored=stored))), 0)
-            for how, stored in ways
+        images = {EMPTY: (NOTHING,), LAGS: at.before, KEEPS: (at.stored,), COPIES: ()}
+        return [Step(Event(way), self.with_data(number, each), 0) for way in self._ways for each in images[way]]
+
+    def copied(self, number: int, source: int) -> int:
+        """Return this server with the data of another one."""
+        return self.with_data(number, self.all[source].stored)
+
+    def with_data(self, number: int, stored: StoredLock) -> int:
+        """Return this server with these data, and another replid."""
+        at = self.all[number]
+        exchanges = [
+            tuple([each._replace(lost_in=EARLIER) if each.lost_in else each for each in exchanges])
+            for exchanges in at.exchanges
         ]
+        after = at._replace(stored=stored.elsewhere(), before=(), exchanges=tuple(exchanges))
+        return self.number(self._without_ended(after))
 
     def after_tick(self, number: int) -> int:
         """Return the column a tick later."""
@@ -184,12 +229,12 @@ class Columns:
             answer = (
                 exchange.answer if exchange.answer is None or exchange.phase != VOTING else exchange.answer - TICK_US
             )
-            return exchange._replace(fence=fence, answer=answer)
+            regrant = exchange.regrant and (exchange.regrant[0] - TICK_US, exchange.regrant[1])
+            return exchange._replace(fence=fence, answer=answer, regrant=regrant)
 
         return self.number(
             self._without_ended(
                 at._replace(
-                    since=max(at.since - 1, -TTL),
                     stored=at.stored.after_tick(),
                     before=tuple([stored.after_tick() for stored in at.before]),
                     exchanges=tuple([tuple([aged(exchange) for exchange in exchanges]) for exchanges in at.exchanges]),
@@ -209,11 +254,19 @@ class Columns:
     ) -> int:
         """The current attempt enters this phase, and sends the message of that phase."""
         changes: dict[str, Any] = {"phase": phase, "answer": None, "renewal": renewal}
+        if renewal:
+            changes["lost_in"] = 0
         if phase == AGREEING:
             changes["fence"] = fence
         if phase == OVER:
             changes["back"] = False  # a release is on its way anyway
         return self._change(number, client, **changes)
+
+    def regrant(self, number: int, client: int, fence: int, left: int) -> int:
+        """A majority has confirmed the renewal: ask this server to grant the lease again, if it has lost it."""
+        at = self.all[number]
+        lost = any(each.phase != OVER and each.lost_in for each in at.exchanges[client])
+        return self._change(number, client, regrant=(fence, left), in_doubt=True) if lost else number
 
     def ask_again(self, number: int, client: int, back: bool) -> int:
         """The current attempt asks for the vote again. `back`: it first releases the vote that it has."""
@@ -234,6 +287,10 @@ class Columns:
 
     # Looking at columns
 
+    def awaits_regrant(self, number: int) -> bool:
+        """Whether a re-grant is on its way to this server."""
+        return any(exchange.regrant for exchanges in self.all[number].exchanges for exchange in exchanges)
+
     def with_clients_swapped(self, number: int) -> int:
         """Return the column with A and B swapped."""
         at = self.all[number]
@@ -246,7 +303,7 @@ class Columns:
         exchanges = [
             tuple(
                 [
-                    exchange._replace(vote=False, fence=None) if exchange.phase == OVER else exchange
+                    exchange._replace(vote=False, fence=None, regrant=None) if exchange.phase == OVER else exchange
                     for exchange in exchanges
                 ]
             )
@@ -255,7 +312,9 @@ class Columns:
         return self.number(self._without_ended(at._replace(exchanges=tuple(exchanges))))
 
     def fence_after_quiet(self, number: int) -> int:
-        """Return the fence that a new client gets after longer than a ttl without messages; NEVER if it gets none."""
+        """Return the fence that a new client gets, longer than a ttl after it has connected; NEVER if it gets none."""
+        at = self.all[number]
+        number = self.number(at._replace(stored=self._ask(at, b"voter")[0]))
         for _ in range(TTL + 1):
             number = self.after_tick(number)
         _, reply = self._vote(self.all[number], b"C")

@@ -38,7 +38,7 @@ PASSED_OVER: Final = {
     "UnreadReleases": {"server", "runtime", "wake_at"},
     "Renewer": {"server", "runtime", "points", "send_renewals"},
     "Requests": {"server", "runtime", "answered", "outages", "given_retry_for"},
-    "ServerHistory": {"display_url", "quarantine_seconds", "mark"},
+    "ServerHistory": {"display_url", "quarantine_seconds"},
     "Undo": {"server", "runtime", "wake_at"},
     "Waiters": {"pushes", "server", "runtime", "wake_at", "wake_ends_at", "on_tick"},
     "Cohorts": {"runtime", "book", "wake_at", "pass_on"},

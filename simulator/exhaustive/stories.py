@@ -10,6 +10,7 @@ from typing import Final
 
 from . import world
 from .clients import Bounds
+from .column import COPIES, EMPTY, KEEPS, LAGS
 from .process import RELEASES, Shape
 
 SUITE: Final = {
@@ -19,7 +20,12 @@ SUITE: Final = {
     "renewals": Bounds(ticks=4, renewals=1),
     "asks again": Bounds(ticks=3, asks=1),
     "restart without data": Bounds(ticks=3, restarts=1, skews=(0, 0, 2)),
-    "restart without the last write": Bounds(ticks=3, restarts=1, tail=1),
+    "restart without the last write": Bounds(ticks=3, restarts=1, ways=(LAGS,), tail=1),
+    "restart with its data": Bounds(ticks=3, restarts=1, ways=(KEEPS,)),
+    "re-seeded from another": Bounds(ticks=3, restarts=1, ways=(COPIES,)),
+    "re-seeded from another, asks again": Bounds(ticks=1, restarts=1, ways=(COPIES,), asks=1),
+    "restart without data, re-grants": Bounds(ticks=3, restarts=1, renewals=1),
+    "a re-grant that comes late": Bounds(ticks=1, starts=1, restarts=2, renewals=1, faults=1),
 }
 FULL: Final = {
     "late messages and copies": Bounds(ticks=5, faults=2),
@@ -32,8 +38,14 @@ FULL: Final = {
     "restart without data": Bounds(ticks=5, restarts=1, faults=1, skews=(0, 0, 2)),
     "restart without data, three attempts": Bounds(ticks=4, starts=3, restarts=1),
     "two restarts without data": Bounds(ticks=5, restarts=2),
-    "restart without the last writes": Bounds(ticks=5, restarts=1, tail=2, skews=(0, 0, 2)),
-    "restart, renewals": Bounds(ticks=5, restarts=1, renewals=1),
+    "restart without the last writes": Bounds(ticks=5, restarts=1, ways=(LAGS,), tail=2, skews=(0, 0, 2)),
+    "restart without data, re-grants": Bounds(ticks=5, restarts=1, renewals=1),
+    "restart without data, re-grants, late messages": Bounds(ticks=3, restarts=1, renewals=1, faults=1),
+    "two restarts without data, re-grants": Bounds(ticks=3, restarts=2, renewals=1, faults=1),
+    "restart with its data, renewals": Bounds(ticks=4, restarts=1, ways=(KEEPS,), renewals=1),
+    "re-seeded from another, renewals": Bounds(ticks=4, restarts=1, ways=(COPIES,), renewals=1, skews=(0, 0, 2)),
+    "re-seeded from another, asks again": Bounds(ticks=3, restarts=1, ways=(COPIES,), asks=1),
+    "anything twice": Bounds(ticks=4, restarts=2, ways=(EMPTY, LAGS, KEEPS, COPIES), tail=1),
 }
 
 _TRIES: Final = Shape()
