@@ -1,7 +1,8 @@
 """All planted bugs, each with the nets that must catch it.
 
 `FOUND` has the faults that interlock had, each planted again where it was; `KNOWN` has those that a lock over Redis is
-known for. `Simulator`s and `Histories` say where they look, since no seed covers all.
+known for; `COUNTING` has wrong rules of who counts in a quorum. `Simulator`s and `Histories` say where they look, since
+no seed covers all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ MESSAGES: Final = ("conformance/test_raw_messages.py",)
 LATE: Final = ("faults/test_network.py",)
 VOTER, VOTERS = "primitives/voter.lua", ("faults/test_voters.py",)
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
+
+QUORUM: Final = "_servers/quorum.py"
+ABSTENTION: Final = ("model/test_abstention.py",)
 
 PHASE_ALONE: Final = ("--faults", "none", "--older", "none", "--phases")
 NO_QUARANTINE: Final = Change(
@@ -860,4 +864,98 @@ KNOWN: Final = (
     ),
 )
 
-PLANTS: Final = {plant.name: plant for plant in (*FOUND, *KNOWN)}
+COUNTING: Final = (
+    Plant(
+        "the voter record is written after the vote",
+        (Change(VOTER, "  abstains_ms = math.max(", "  abstains_ms = not is_same and 0 or math.max("),),
+        (Search("quorum", "without data, re-grants"),),
+    ),
+    Plant(
+        "no replid is compared",
+        (Change(VOTER, "known_replid == replid and", "known_replid and"),),
+        (Simulator("q re-seeded"), Search("quorum", "without the last write")),
+    ),
+    Plant(
+        "the replid of the stamp is compared and written",
+        (Change(VOTER, "  local now_ms, max_ttl", "  replid = string.sub(STAMP, 14, 25)\n  local now_ms, max_ttl"),),
+        (Simulator("q re-seeded"), Tests(ABSTENTION)),
+    ),
+    Plant(
+        "a server with a record of another replid does not wait",
+        (Change(VOTER, "or now_ms, is_same", "or known_replid and 0 or now_ms, is_same"),),
+        (Simulator("q re-seeded"), Search("quorum", "without the last write")),
+    ),
+    Plant(
+        "a longer max_ttl of another client is forgotten",
+        (Change(VOTER, "math.max(tonumber(longest or 0), max_ttl)", "max_ttl"),),
+        (Simulator("q two ttls"), Tests(ABSTENTION, "longest_max_ttl")),
+    ),
+    Plant(
+        "the voter record says when the abstention ends",
+        (
+            Change(
+                VOTER,
+                "  longest = math.max(tonumber(longest or 0), max_ttl)\n",
+                "  longest = is_same and tonumber(longest) or math.max(tonumber(longest or 0), max_ttl)\n",
+            ),
+        ),
+        (Tests(ABSTENTION, "longest_max_ttl"),),
+    ),
+    Plant(
+        "a server that two addresses lead to votes twice",
+        (
+            Change(
+                QUORUM, "(twin := self._run_ids.setdefault(sent.run_id, node)) is not node", "(twin := node) is None"
+            ),
+        ),
+        (Simulator("q moved"),),
+    ),
+    Plant(
+        "an acquire that finds its own token is not judged",
+        (Change(LOCK, "(IN_QUORUM or holder ~= token) and apply", "holder ~= token and apply"),),
+        (Search("quorum", "asks again"), Tests(ABSTENTION, "copy_has_brought")),
+    ),
+    Plant(
+        "a renewal counts at a server that abstains",
+        (Change(LOCK, "abstains_ms > 0 and {ABSTAINS, ''} or GRANTED", "GRANTED"),),
+        (Tests(ABSTENTION, "confirms_no_renewal"),),
+    ),
+    Plant(
+        "a fence counts that a server has stored while it abstained",
+        (Change(LOCK, "if abstains_ms > 0 or call('GET', LOCK) ~= token", "if call('GET', LOCK) ~= token"),),
+        (Tests(ABSTENTION, "accepts_no_fence"),),
+    ),
+    Plant(
+        "a server hands over while it abstains",
+        (
+            Change(
+                LOCK,
+                "  if apply_quarantine() then return nil, 0 end\n",
+                "  if not IN_QUORUM and apply_quarantine() then return nil, 0 end\n",
+            ),
+        ),
+        (Tests(ABSTENTION, "hands_over"),),
+    ),
+    Plant(
+        "a lease is granted again without a look at its tombstone",
+        (Change(LOCK, "if call('ZSCORE', TOMBSTONES, token) or not read_record() or", "if not read_record() or"),),
+        (Search("quorum", "comes late"), Tests(ABSTENTION, "after_the_release")),
+    ),
+    Plant(
+        "any abstention accepts a re-grant",
+        (Change(LOCK, "if named_abstention ~= abstention or holder", "if abstains_ms == 0 or holder"),),
+        (Search("quorum", "comes late"), Tests(ABSTENTION, "that_a_regrant_names")),
+    ),
+    Plant(
+        "a lease is granted again with a lower fence",
+        (Change(LOCK, "math.max(fence, agreed_fence), '-', ttl", "fence, '-', ttl"),),
+        (Tests(ABSTENTION, "keeps_the_fence"),),
+    ),
+    Plant(
+        "a server takes a re-grant for a grant of its own",
+        (Change(LOCK, "math.max(fence, agreed_fence), '-', ttl", "math.max(fence, agreed_fence), IDENTITY, ttl"),),
+        (Tests(ABSTENTION, "its_own_grant"),),
+    ),
+)
+
+PLANTS: Final = {plant.name: plant for plant in (*FOUND, *KNOWN, *COUNTING)}

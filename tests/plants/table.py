@@ -6,7 +6,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from plants.matrix import FOUND, KNOWN
+from plants.matrix import COUNTING, FOUND, KNOWN
 from plants.plant import PROJECT
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ def save(results: Results) -> None:
 def markdown(results: Results) -> str:
     """The table. Raises KeyError if a net has not judged a plant yet."""
     lines = []
-    for title, plants in (("faults that interlock had", FOUND), ("faults that a lock over Redis is known for", KNOWN)):
+    groups = (
+        ("faults that interlock had", FOUND),
+        ("faults that a lock over Redis is known for", KNOWN),
+        ("wrong rules of who counts in a quorum", COUNTING),
+    )
+    for title, plants in groups:
         lines += ["", f"| {title} | net | caught by | seconds |", "|---|---|---|---|"]
         for plant in plants:
             for number, net in enumerate(plant.nets):
