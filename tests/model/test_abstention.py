@@ -138,7 +138,6 @@ def test_only_the_abstention_that_a_regrant_names_accepts_it(member):
     assert member.regrant(b"A") == [NOT_FOUND]
 
 
-@pytest.mark.xfail(reason="lock.lua answers with the fence in the copy", strict=True)
 @pytest.mark.rule(7, 10)
 @pytest.mark.parametrize("verb", ["acquire", "regrant"])
 def test_a_vote_for_a_token_that_was_granted_before_a_loss_proposes_a_fence_past_the_clock(member, verb):

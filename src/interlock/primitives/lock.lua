@@ -226,10 +226,11 @@ if verb == 'acquire' then
     local pttl = call('PTTL', LOCK)
     if parse_holder() ~= token then  -- the server has evicted the record
       grant(token, math.max(pttl, ttl), channel)
-    elseif granted_by ~= IDENTITY and IDENTITY ~= '-' and not IN_QUORUM then
-      -- The sender may not know its fence yet, and the primary that granted it may have granted more since then. The
-      -- record keeps that identity, as evidence for others.
+    elseif granted_by ~= IDENTITY and IDENTITY ~= '-' then
+      -- The sender may not know its fence yet, and the server that granted it may have granted more since then. The
+      -- record keeps that identity, as evidence for others; in a quorum the voter record is the evidence.
       fence = next_fence(fence, granted_by)
+      if IN_QUORUM then granted_by = IDENTITY end
       write_record(token, channel, tail, math.max(pttl, ttl))
     end
     -- Writes in any case, even if the lease ends later already: else WAIT would count replicas that lack the grant.
