@@ -21,7 +21,7 @@ LOCK, LOCK_PLAIN_CASES, PERMITS = "primitives/lock.lua", "primitives/lock_plain_
 EXECUTE, GIVING_UP = "conformance/test_execute.py", "conformance/test_giving_up.py"
 MESSAGES: Final = ("conformance/test_raw_messages.py",)
 LATE: Final = ("faults/test_network.py",)
-VOTER, VOTERS = "primitives/voter.lua", ("faults/test_voters.py",)
+VOTER, VOTERS = "primitives/voter.lua", ("faults/test_who_counts.py",)
 QUEUE, ENQUEUE, QUARANTINE = "primitives/queue.lua", "primitives/enqueue.lua", "primitives/quarantine.lua"
 
 QUORUM: Final = "_servers/quorum.py"

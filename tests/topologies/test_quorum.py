@@ -1,6 +1,6 @@
 """A quorum of independent servers, which are killed, stopped or cut off.
 
-Not here: members that may have forgotten leases (faults/test_voters.py).
+Not here: members that may have forgotten leases (faults/test_who_counts.py).
 """
 
 from __future__ import annotations
