@@ -2,7 +2,7 @@
 
 As behind a virtual IP, a proxy with a backup, or a DNS name. The spare's process is older than the lost leases.
 
-Not here: a spare of a server of a quorum, which judges itself (test_voters.py).
+Not here: a spare of a server of a quorum, which judges itself (test_who_counts.py).
 """
 
 from __future__ import annotations
