@@ -701,3 +701,44 @@ async def test_a_client_without_quarantine_is_granted_at_once_and_starts_no_cloc
         ask(each, "FLUSHALL")
     await (await new(mode, members, quarantine=False).lock("a").acquire(timeout=1)).release()
     assert [voter_of(each) for each in members] == [None] * 3
+
+
+@rule(6)
+async def test_a_member_that_answers_nothing_is_not_asked_to_judge_itself(mode, members):
+    """The round would wait for it once more, and renewals would be late."""
+    locks = await known(mode, members)
+    node = mode.session(locks).server.nodes[2]
+    judged = node.judged_run_id
+    assert judged
+    members[2].kill()
+    await (await locks.lock("a").acquire(timeout=PATIENCE)).release()
+    await until(lambda: not node.is_up)
+    assert node.judged_run_id == judged
+    assert not node.stragglers
+
+
+@rule(8)
+async def test_a_job_that_waits_for_its_quorum_ends_with_its_interlock(mode, members, caplog):
+    caplog.set_level("INFO", "interlock")
+    locks = new(mode, members, max_ttl=60)
+    for member in members:
+        ask(member, "FLUSHALL")
+    waits = asyncio.create_task(outcome(locks.once("job", at_most=60).run(work_of(mode))))
+    await until(lambda: "until its quorum grants again" in caplog.text)
+    await locks.close()
+    assert isinstance(await asyncio.wait_for(waits, 10), LockError)
+
+
+@rule(6)
+async def test_a_member_that_could_not_judge_itself_counts_once_it_can(mode, members):
+    """The first try found another version's record at two of three; the second one must not know that any more."""
+    for member in members[:2]:
+        ask(member, "SET", VOTER, "2 of a later version", "EX", 60)
+    locks = new(mode, members)
+    with pytest.raises(ConfigError, match="another type or version"):
+        await locks.lock("a").acquire(timeout=PATIENCE)
+    for member in members[:2]:
+        ask(member, "DEL", VOTER)
+        member.kill()
+    members[0].restart()
+    await (await locks.lock("a").acquire(timeout=PATIENCE)).release()

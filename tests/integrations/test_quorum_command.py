@@ -342,11 +342,23 @@ def test_what_changes_after_the_last_look_stays_as_it_is(three, quorum, monkeypa
 def test_a_message_that_is_later_than_a_first_lease_can_be_writes_nothing(three):
     """A client came to a server without a record, and FLUSHALL has removed the record of the client and its lease."""
     member, *_ = look_at(three.urls, "lock:", 30.0)
-    member.now_ms -= 30_001
+    member.now_ms -= 2_001
     assert member.state_that_it_counts() == member.CHANGED
     member.now_ms += 60_000
     assert member.state_that_it_counts() == member.CHANGED, "its clock was set back"
     assert records(three) == [None] * 3
+
+
+@pytest.mark.parametrize("prefix", ["lock:", "lock:{", "lock:{x"])
+def test_new_looks_for_the_names_of_all_prefixes_that_share_the_record(three, quorum, prefix):
+    """A hash tag may begin in the prefix and end in the name, so several prefixes have one voter record."""
+    assert not is_granted(three)
+    for node in three.nodes[:2]:
+        ask(node, "DEL", VOTER)  # as if they had been emptied; the third one has the lease of a holder that lives
+    ask(three.nodes[2], "SET", "lock:a", "somebody", "PX", 60_000)
+    ask(three.nodes[2], "SET", "{lock:a}{record}", "1 lock 17 - 60000 - somebody -", "PX", 60_000)
+    status, found, _ = quorum("new", *three.urls, "--yes", "--prefix", prefix)
+    assert (status, found["written"]) == (75, [])
 
 
 def test_a_server_that_is_gone_when_it_should_write(three, quorum, asked, monkeypatch):

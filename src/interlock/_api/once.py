@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from interlock._protocol.lock_fields import lock_fields
 from interlock._protocol.log import log
-from interlock._protocol.timing import FOREVER
+from interlock._protocol.timing import FOREVER, STOP_POLL_INTERVAL
 from interlock.primitives import once as script
 from interlock.primitives.once import ForgetCall, OnceInspect, OnceState, Ran, Skipped
 
@@ -126,7 +126,8 @@ class OnceCore(LockableCore[OnceState, LeaseT], NoWith):
             passed.remaining,
             extra=lock_fields(self._primitive),
         )
-        await core.runtime.sleep_until(end)
+        while (now := core.runtime.now()) < end and not core.requests.closed:
+            await core.runtime.sleep_until(min(end, now + STOP_POLL_INTERVAL))
         return True
 
     def _note(self, lease: LeaseCore, *, succeeded: bool) -> None:

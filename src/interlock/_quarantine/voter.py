@@ -15,9 +15,14 @@ VERSION: Final = "1"
 RECORD_TTL: Final = 90 * 86_400.0  # seconds; calls renew it
 
 
+def voter_stem(prefix: str) -> str:
+    """What this prefix shares with others that have the same voter record: a hash tag may begin in it."""
+    return re.sub(r"\{[^{}]*$", "", prefix)
+
+
 def voter_key(prefix: str) -> str:
-    """The key of the voter record: one for each prefix, in a form that no name's key has, and that ACL lines allow."""
-    head, tail = tagged(re.sub(r"\{[^{}]*$", "", prefix))  # a hash tag may begin in the prefix and end in the name
+    """The key of the voter record: one for each stem, in a form that no name's key has, and that ACL lines allow."""
+    head, tail = tagged(voter_stem(prefix))
     return f"{head}voter{tail}"
 
 

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import builtins
 import random
+from collections import deque
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -366,11 +367,17 @@ class QuorumServer:
     async def _read_late(self, late: Sequence[tuple[Node, SentBatch, Sequence[Request]]], until: float) -> None:
         """Read those of these stragglers that arrive by then. That frees connections, and ends doubt about tokens."""
         now = self.now()
-        complete = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), until)
-        for i, (node, sent, requests) in enumerate(late):
-            if i in complete or sent.until < now:
-                await self.read(node, sent, requests, late=True)
-            else:
+        left = deque(late)
+        try:
+            complete = await self.nodes[0].server.wait_any([sent for _, sent, _ in late], len(late), until)
+            for i in range(len(late)):
+                node, sent, requests = left.popleft()
+                if i in complete or sent.until < now:
+                    await self.read(node, sent, requests, late=True)
+                else:
+                    node.stragglers.append((sent, requests))
+        finally:
+            for node, sent, requests in left:
                 node.stragglers.append((sent, requests))
 
     # The servers that are up
@@ -401,6 +408,7 @@ class QuorumServer:
 
     async def _connect(self, node: Node, until: float = FOREVER) -> ConfigError | None:
         """Ping the server, and mark it as up if it answers. Returns an error that only the user can correct."""
+        node.fault = None
         try:
             try:
                 await node.server.ping(min(until, self.now() + CONNECT_TIMEOUT))
@@ -461,7 +469,7 @@ class QuorumServer:
 
     async def judge_new(self, node: Node, run_id: str) -> None:
         """If another process answers than the one that judged itself last, let it do so; nobody waits for the reply."""
-        if self._judges and run_id != node.judged_run_id:
+        if self._judges and node.is_up and run_id not in ("", node.judged_run_id):
             node.judged_run_id = run_id
             sent = await node.server.send_batch([self._judging.message], self.now() + VOTE_TIMEOUT)
             node.stragglers.append((sent, [self._judging]))
@@ -602,7 +610,8 @@ class Round:
                 for node, _, _ in self.awaited:
                     self.quorum.mark_absent(node, f"no answer within {self.within:.3g} s")
             self._ended = True
-        for node, own, sent in [self.awaited.pop(i) for i in sorted(ready, reverse=True)]:
+        for i in sorted(ready, reverse=True):
+            node, own, sent = self.awaited.pop(i)  # one by one: an interrupt leaves the others to the stragglers
             replies = await self.quorum.read(node, sent, own)
             if is_stale(next(iter(replies))) and node not in self._sent_again:
                 self._sent_again.add(node)

@@ -21,7 +21,7 @@ from interlock._doctor.names_in_use import connected, names_in, replies, reply
 from interlock._doctor.voters import Standing, State, judge, way_out
 from interlock._protocol.info import parse_info
 from interlock._quarantine.identity import NO_REPLID
-from interlock._quarantine.voter import RECORD_TTL, voter_key
+from interlock._quarantine.voter import RECORD_TTL, voter_key, voter_stem
 from interlock.primitives.codes import QUARANTINE
 from interlock.primitives.scripts import load
 
@@ -146,7 +146,7 @@ def _count_names(connection: Any, member: Member) -> None:
     except NoPermissionError:
         member.knows_all_names = member.may_scan = False
         return
-    names = sorted(name for name in found if name.startswith(member.prefix))
+    names = sorted(name for name in found if name.startswith(voter_stem(member.prefix)))
     member.names = len(names)
     for start in range(0, len(names), _BATCH):
         batch = names[start : start + _BATCH]
