@@ -10,6 +10,7 @@ server without memory, a clock that is set back, another identity of the server,
 from __future__ import annotations
 
 import collections
+import copy
 import random
 import re
 
@@ -112,7 +113,7 @@ class Pair:
             each.data.pop(key, None)
             each.expires.pop(key, None)
             if value is not None:
-                each.data[key] = value
+                each.data[key] = copy.copy(value)  # each server has its own
                 if ttl_ms:
                     each.expires[key] = each.now_ms + ttl_ms
 
