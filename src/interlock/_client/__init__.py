@@ -10,6 +10,7 @@ unread_releases  releases for whose replies no `with` waits: reads these replies
 owed           what is given back, until the server has answered
 worker         runs the periodic tasks;  people: the points at which `_people` listens
 grant          the data: an attempt, and what the client knows of a lease
+claim          the states of a token of this client, as a table; today the simulator reads it
 self_wait      a caller that waits for what it holds itself;  places: lines of the user's code;  reentrancy: whose lease
 multi, barrier, latch, election, permits   what these need besides `Core`;  inspecting: which kind uses a name
 error_texts    the errors for users
