@@ -36,7 +36,7 @@ rules. `docs/simulator.md` tells how to use the simulator. The map of the source
       outages        servers that restart and fail over;  outage_kinds: how long each part of that may last
       later          a later version of interlock that shares the server
     judgement
-      invariants/    the rules that must hold at every instant, S1 to S14
+      invariants/    the rules that must hold at every instant, S1 to S15
       shrinking      from a failing seed to the smallest run that still fails
     many runs
       coverage       which events met claims in which states, in all runs

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
     from .coverage import Pair
+    from .invariants.claims import Transition
 
 SHARE: Final = 20  # seeds: some seconds
 MAX_FAILURES: Final = 100  # failures that a tally keeps in full
@@ -93,6 +94,7 @@ class Tally:
     slowest: float = 0.0
     counts: Counter[str] = field(default_factory=Counter[str])
     pairs: Counter[Pair] = field(default_factory=Counter["Pair"])
+    transitions: Counter[Transition] = field(default_factory=Counter["Transition"])
     interleavings: set[int] = field(default_factory=set[int])
     broken: int = 0
     """How many runs broke a rule."""
@@ -112,6 +114,7 @@ class Tally:
         self.slowest = max(self.slowest, report.slowest)
         self.counts.update(report.counts)
         self.pairs.update(report.pairs)
+        self.transitions.update(report.transitions)
         self.interleavings.add(int(report.interleaving, 16))
         if report.violations:
             texts = [str(violation) for violation in report.violations[:5]]
@@ -134,6 +137,7 @@ class Tally:
         self.slowest = max(self.slowest, other.slowest)
         self.counts.update(other.counts)
         self.pairs.update(other.pairs)
+        self.transitions.update(other.transitions)
         self.interleavings |= other.interleavings
         self.broken += other.broken
         self.violations += other.violations

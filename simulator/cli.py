@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import batch, coverage
+from .invariants import claims
 from .profiles import ALL, BY_NAME, CROWDS, EVERY, RELAXED, SIDE_BY_SIDE, SNAPSHOTS, VOTERS, WORLDS, Profile, profile_of
 from .shrinking import shrink
 from .simulation import simulate
@@ -267,6 +268,7 @@ def _print_figures(tally: batch.Tally, took: float | None) -> None:
         "subjects: " + ", ".join(f"{name} {tally.subjects[name]}" for name in SUBJECTS if tally.subjects[name]),
         "what happened: " + ", ".join(f"{name} {count}" for name, count in sorted(tally.counts.items()) if count),
         *coverage.lines(tally.pairs),
+        *claims.lines(tally.transitions),
         f"longest wait of a live waiter for a free resource in the quiet phase: {tally.slowest:.3f} s",
         f"{tally.broken} of {tally.runs} runs broke a rule" if tally.broken else "no rule was broken",
     )
@@ -274,8 +276,13 @@ def _print_figures(tally: batch.Tally, took: float | None) -> None:
 
 def _as_json(tally: batch.Tally, took: float, cut_short: str | None) -> dict[str, Any]:
     return {
-        **{key: value for key, value in vars(tally).items() if key not in {"interleavings", "failures", "pairs"}},
+        **{
+            key: value
+            for key, value in vars(tally).items()
+            if key not in {"interleavings", "failures", "pairs", "transitions"}
+        },
         "pairs": {f"{event} while {state}": count for (state, event), count in sorted(tally.pairs.items())},
+        "transitions": {f"{event} in {state}": count for (state, event), count in sorted(tally.transitions.items())},
         "interleavings": len(tally.interleavings),
         "failures": [failure._asdict() for failure in tally.failures],
         "seconds": took,

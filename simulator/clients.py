@@ -79,6 +79,7 @@ class Client:
             self._restore(original)
         attempts = run.monitor.attempts
         attempts.sessions[process] = self.session
+        run.monitor.claims.watch(process, self.session)
         for server in self.servers:
             server.on_call = attempts.check_renewals
             server.pool.on_send = lambda keys, args: attempts.note_request(process, keys, args)

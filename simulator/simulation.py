@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .coverage import Pair
     from .invariants import Trace, Violation
+    from .invariants.claims import Transition
     from .plan import Fault, Plan, Section
     from .scheduler import World
 
@@ -47,6 +48,8 @@ class Report:
     """How often each kind of event happened."""
     pairs: Counter[Pair]
     """How often each event met a claim in each state."""
+    transitions: Counter[Transition]
+    """How often claims took each transition of their table."""
     violations: list[Violation]
     faults: list[Fault]
     sections: list[Section]
@@ -89,8 +92,8 @@ def simulate(
         scripts = sum(group.scripts for group in run.groups)
         return Report(
             seed, chosen.name, kind, run.world.now, run.world.events, scripts, state.grants, state.slowest,
-            run.trace.interleaving(), record.counts, run.monitor.coverage.pairs, run.trace.violations, record.faults,
-            record.sections, run.trace,
+            run.trace.interleaving(), record.counts, run.monitor.coverage.pairs, run.monitor.claims.seen,
+            run.trace.violations, record.faults, record.sections, run.trace,
         )  # fmt: skip
 
 
@@ -164,6 +167,6 @@ def _tear_down(run: Run) -> None:
                 task.work.close()
     run.world.clear()
     monitor = run.monitor
-    parts = monitor.leases, monitor.beliefs, monitor.passing, monitor.server_state, monitor.attempts
+    parts = monitor.leases, monitor.beliefs, monitor.passing, monitor.server_state, monitor.attempts, monitor.claims
     for part in (run, *run.networks, monitor, *parts):
         vars(part).clear()  # so that its cycles end here, and not in the garbage collector

@@ -29,6 +29,8 @@ S13. While leases that a server lost may last, the server grants nothing; it may
 S14. A lease passes from caller to caller of one process only while it is certainly alive and half of its ttl is left,
      no renewal of it is due or has failed, no request of its user is unanswered, and no push has told of its
      revocation; within the budget once others wait, and only by fresh replies of the server.
+S15. Each claim of a client goes from state to state by the table of `_client/claim.py` only, and stands in the places
+     of the client where its events have led it.
 
 A lease that was revoked by force is outside S1 and the second half of S2: its holder learns of the revocation later.
 The same is true of leases that nobody there knows of: the server has lost all keys of that name, even the record, and
@@ -45,6 +47,7 @@ from simulator.coverage import Coverage
 
 from .attempts import Attempts
 from .beliefs import Beliefs
+from .claims import Claims
 from .leases import Leases
 from .passing import Passing
 from .server_state import ServerState
@@ -88,6 +91,7 @@ class Monitor:
         self.beliefs.granted_at = lambda token: state.granted_at.get(token, 0.0)
         self.leases.note_belief = self.beliefs.note_lease
         self.passing = Passing(trace, self.attempts, self.beliefs, record)
+        self.claims = Claims(trace)
         self.coverage = Coverage(self.attempts.sessions, self._is_revoked, self._is_handed_over)
         record.meets = self.coverage.note
         self.sweeping = True
@@ -98,6 +102,7 @@ class Monitor:
         self.beliefs.after_step(process)
         self.passing.after_step(process)
         self.leases.after_step()
+        self.claims.after_step(process)
 
     def _share(self, token: str) -> Share | None:
         """The lease of this token as the server had it after its last script."""
@@ -127,5 +132,6 @@ class Monitor:
         self.leases.sweep()
         self.attempts.sweep()
         self.server_state.sweep()
+        self.claims.sweep()
         if self.sweeping:
             self.world.at(self.world.now + SWEEP_INTERVAL, self.sweep)

@@ -854,7 +854,7 @@ def test_a_failing_seed_is_told_with_the_ways_to_look_at_it(capsys, monkeypatch)
     assert f"scripts/simulate --seed {seed} --shrink" in out
     assert "1 of 1 runs broke a rule" in out
     assert cli.main(["--seed", str(seed), "--shrink"]) == 1
-    assert "VIOLATION of rule S5" in capsys.readouterr().out
+    assert "VIOLATION of rule S15" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
