@@ -862,6 +862,16 @@ KNOWN: Final = (
         (Change("primitives/multi.lua", "earlier[1](earlier[2], {'release', earlier[3], '0', STAMP})", ""),),
         (Walk(("model/test_scripts.py",), "multi"),),
     ),
+    Plant(
+        "a lost lease is released while its caller may still work",
+        (Change("_client/lease_ends.py", "if grant.lease is None:  # its turn", "if True:  # its turn"),),
+        (Simulator("loss"),),
+    ),
+    Plant(
+        "a transition that the table of claims lacks",
+        (Change("_client/claim.py", "        E.RELEASES: S.RETURNING,\n", ""),),
+        (Simulator("no faults"),),
+    ),
 )
 
 COUNTING: Final = (
