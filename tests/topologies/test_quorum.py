@@ -562,3 +562,14 @@ async def test_a_pending_release_is_kept_for_as_long_as_the_lease_may_last(mode,
     await lease.extend(700)
     assert least() >= 700
     assert await lease.release()
+
+
+@rule(6)
+async def test_no_messages_have_no_replies_and_leave_nothing_to_read(mode, servers):
+    """Whoever looks for the places of holders has nothing to ask if the registry is empty, as after FLUSHALL."""
+    locks = quorum(mode, servers)
+    await (await locks.lock("a").acquire()).release()
+    session = mode.session(locks)
+    assert await session.server.call_many([], session.server.now()) == []
+    assert not any(node.stragglers for node in session.server.nodes)
+    await (await locks.lock("a").acquire()).release()

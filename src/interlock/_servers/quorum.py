@@ -187,6 +187,8 @@ class QuorumServer:
 
     async def call_many(self, messages: Sequence[Message], until: float) -> list[Reply | Exception]:
         """See Server."""
+        if not messages:
+            return []
         try:
             requests = [Request.parse(message, self._voter_key) for message in messages]
             round_ = await self._ask_all(requests, until)

@@ -386,6 +386,10 @@ class Quorum(Rig):
     def target(self) -> list[str]:
         return [line.url for line in self.lines] or [node.url for node in self.members]
 
+    def start(self) -> None:
+        super().start()
+        ask(self.spare, "FLUSHALL")  # no client has reached it: it has served this quorum for no time
+
     def lead(self, number: int, node: Node) -> None:
         """Let the address with this number lead to this server, from the next connection on."""
         self.lines[number].target = node.socket

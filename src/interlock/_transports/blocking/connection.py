@@ -144,6 +144,8 @@ class BlockingConnection:
             self._set_timeout(until)  # less is left than when the commands were sent
         while not pending.is_complete:
             self._read_next_unread(until)
+        if pending.error is not None:
+            raise pending.error
         return pending.replies
 
     def _read_next_unread(self, until: float) -> None:
