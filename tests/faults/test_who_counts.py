@@ -742,3 +742,16 @@ async def test_a_member_that_could_not_judge_itself_counts_once_it_can(mode, mem
         member.kill()
     members[0].restart()
     await (await locks.lock("a").acquire(timeout=PATIENCE)).release()
+
+
+@rule(1, 6)
+async def test_a_process_that_starts_while_an_address_leads_elsewhere_works_once_it_leads_back(mode, members):
+    """The client first takes the address that had moved for the right one, and then learns that by a new connection."""
+    with Name(members[0]) as a, Name(members[1]) as b:
+        a.node = members[1]
+        locks = new(mode, [a, b, members[2]])
+        with pytest.raises(ConfigError, match="same server"):
+            await locks.lock("a").acquire(timeout=PATIENCE)
+        a.node = members[0]  # open connections still lead to the other member
+        await (await locks.lock("a").acquire(timeout=PATIENCE)).release()
+        await until(lambda: all(node.is_up for node in mode.session(locks).server.nodes))

@@ -418,7 +418,7 @@ class QuorumServer:
                 if not error.stale:
                     raise
                 await node.server.ping(min(until, self.now() + CONNECT_TIMEOUT))
-            if cause := self._same_server(node):
+            if cause := await self._same_server(node, min(until, self.now() + CONNECT_TIMEOUT)):
                 raise ConfigError(cause)
             await self._judge(node, min(until, self.now() + CONNECT_TIMEOUT))
             await self._send_pending_releases(node)
@@ -447,13 +447,18 @@ class QuorumServer:
                 if not isinstance(reply, Disconnected) or until < now:
                     node.pending_releases.pop(token, None)
 
-    def _same_server(self, node: Node) -> str:
+    async def _same_server(self, node: Node, until: float) -> str:
         """Why this server must not count beside another one: both addresses lead to one process. "" if none does."""
         for other in self.nodes:
             if other is not node and other.is_up and node.run_id == other.run_id != "":
-                # The other address may have moved, and an idle connection may be all that leads from it to this server.
-                other.server.pool.drop_idle()
-                return same_server(other, node)
+                # The other address may have moved, and only its open connections lead to this server: look again.
+                try:
+                    await other.server.connect_anew(until)
+                except (Disconnected, LockError, ServerError) as error:
+                    self.mark_absent(other, str(error))
+                    continue
+                if node.run_id == other.run_id:
+                    return same_server(other, node)
         return ""
 
     async def _judge(self, node: Node, until: float) -> None:

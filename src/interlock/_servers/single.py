@@ -281,6 +281,13 @@ class SingleServer:
         """Check that the server answers; connect first if necessary. Raises Disconnected or LockError."""
         await self._exchange(PING, until)
 
+    async def connect_anew(self, until: float) -> None:
+        """Drop all connections, and open a new one. Raises Disconnected or LockError."""
+        connection = await self.pool.checkout(until)
+        connection.checkin()
+        connection.drop_all("its address may lead to another server by now")
+        await self.ping(until)
+
     async def connected_clients(self, until: float) -> int | None:
         """See Server."""
         number = parse_info(await self._exchange(CLIENTS, until)).get("connected_clients", "")
