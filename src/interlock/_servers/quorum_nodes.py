@@ -112,16 +112,13 @@ class Node:
 
     def _note_abstentions(self, call: RenewCall, reply: RenewReply) -> bool:
         """Remember the leases that this server has lost. Returns whether it abstains."""
-        abstains = False
         for (token, _), state in zip(call.leases, reply.states, strict=False):
-            if isinstance(state, Abstains):
-                abstains = True
             if isinstance(state, Abstains) and state.abstention:
                 self.abstentions[token] = state.abstention
                 drop_oldest(self.abstentions)
             elif self.abstentions:
                 self.abstentions.pop(token, None)
-        return abstains
+        return any(isinstance(state, Abstains) for state in reply.states)
 
     def take_stragglers(self) -> Iterator[Straggler]:
         """Take the stragglers out of the row, the oldest first."""
