@@ -12,6 +12,7 @@
 --        6 watchers zset    "<channel> <token>" -> the version that the watcher knows: twice the term, plus 1 if
 --                           nobody led
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
+--        ... and last, in a quorum: voter, of the voter record, see message.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply. As in lock.lua, and:
 --   watch    token  channel   RETURN {GRANTED, leader | "", pttl ms, term} | {WRONG_KIND, record}
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind

@@ -7,6 +7,7 @@
 --        2 record       string  "1 <kind> ...", as each kind has it
 --        3 done         string  the note of a run, as in once.lua
 --        4 plain-record string  "1 plain <attempt> ... !<value>", as in plain_key.lua
+--        ... and last, in a quorum: voter, which this script leaves aside, see message.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   kind  what              RETURN {record | "", value | "", the name has another type than string, or no text 0|1,
 --                                   note | "", record of plain_key.lua | "", the server's time in µs}

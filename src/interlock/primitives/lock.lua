@@ -32,6 +32,7 @@
 --        5 gone     zset    as in queue.lua; and "ousted" -> until when the holder that lost the lock by rule (g) may
 --                           rely on its lease, ms
 --        ... for `renew`: lock, record, lock, record, ... of many locks instead; for `execute`: its keys follow
+--        ... and last, in a quorum: voter, of the voter record, see message.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --                             RETURN {GRANTED, fence} | {QUEUED | BUSY, holder, its pttl ms, head 0|1} | {RETRY}

@@ -11,6 +11,7 @@
 --        6 done     string  the note: "<token> <started, µs> <ended, µs>" of the last run. A run never ends before it
 --                           started, even if another server noted the start
 --        ... for `renew`: lock, record, lock, record, ... of many instead; for `execute`: its keys follow
+--        ... and last, in a quorum: voter, of the voter record, see message.lua
 -- ARGV   1 verb, then the verb's arguments; RETURN: the reply. As in lock.lua, except:
 --   acquire  token  ttl ms  handover ttl ms  subscribed 0|1  channel  max waiters  owner  kind
 --                             RETURN as in lock.lua | {WRONG_KIND, note}
